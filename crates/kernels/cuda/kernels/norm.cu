@@ -190,9 +190,17 @@ DEVICE void write_partials(float (&parts)[PARTS][PER_THREAD][8], float* partials
     }
 }
 
+#if ON_HIP
+// The second launch bound of HIP is not in blocks: it is waves per SIMD unit, of which there are four.
+constexpr int RESIDENT_WAVES = MIN_BLOCKS * ROW_THREADS * BLOCK_ROWS / WARP;
+#define MIN_RESIDENT (RESIDENT_WAVES > 4 ? RESIDENT_WAVES / 4 : 1)
+#else
+#define MIN_RESIDENT MIN_BLOCKS
+#endif
+
 // Accumulates into dx, and writes it to dx_copy unless that is null. Each block sums the parameter gradients
 // of its rows and writes them to `partials`: those of the weight, those of the bias, and the column sums of dx.
-KERNEL __launch_bounds__(ROW_THREADS* BLOCK_ROWS, MIN_BLOCKS)
+KERNEL __launch_bounds__(ROW_THREADS* BLOCK_ROWS, MIN_RESIDENT)
     norm_backward(const Y* dy, const X* x, const Weight* weight, const float2* mean_rstd, X* dx,
                   Copy* dx_copy, float* partials, u64 rows) {
     __shared__ float2 shared[2][BLOCK_ROWS][ROW_WARPS];

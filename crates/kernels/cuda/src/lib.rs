@@ -1,7 +1,8 @@
 //! The GPU backend of the training engine.
 //!
-//! Nothing is linked: the CUDA driver, the runtime, NVRTC, cuBLASLt and cuDNN are loaded at run time.
-//! Kernels are compiled for the device by NVRTC and cached on disk. All operations are queued on one
+//! Nothing is linked: the CUDA driver, the runtime, NVRTC, cuBLASLt and cuDNN, or the HIP runtime, hipRTC and
+//! hipBLASLt, are loaded at run time. Kernels are compiled for the device from the same sources and cached
+//! on disk. All operations are queued on one
 //! stream; the host waits only where it reads results. The first error makes all later operations
 //! no-ops and is returned by the next synchronisation.
 
@@ -19,11 +20,14 @@ mod embedding;
 pub mod fake;
 mod flash;
 mod gemm_peak;
+#[cfg(test)]
+mod hip_compilation;
 mod kernel_times;
 mod launch;
 mod linear;
 mod loss;
 mod memory;
+mod mixed_gemm;
 mod module_cache;
 mod norm;
 mod optimizer;
@@ -34,7 +38,7 @@ mod sources;
 mod sticky_error;
 mod token_staging;
 
-pub use device::{CudaDevice, DeviceInfo, device_count};
+pub use device::{CudaDevice, DeviceInfo, count_devices, device_count};
 
 pub(crate) use launch::{Arg, Grid, Kernel, Ptr, Source};
 pub(crate) use regatta_comm::gpu_runtime::library_path;

@@ -1,7 +1,6 @@
 //! LayerNorm and RMSNorm.
 
 use regatta_comm::DType;
-use regatta_comm::gpu_runtime::Vendor;
 use regatta_device::ops::{Norm, NormGrads, NormInputGrad, NormSaved};
 use regatta_device::tensor::{View, ViewMut};
 use regatta_device::{DeviceMemory, NormOps};
@@ -96,7 +95,7 @@ impl NormOps for CudaDevice {
             dx_copy: Ptr::optional_mut(dx_copy.as_ref()),
         };
         let mut parts = Parts { has_bias: grads.bias.is_some(), has_sums: column_sums.is_some() };
-        let layout = BackwardLayout::of(shape.columns, self.warp(), parts);
+        let layout = BackwardLayout::of(shape.columns, self.warp_threads(), parts);
         let (partials, count) = match layout.filter(|_| tensors.are_vectorised(shape.columns)) {
             Some(layout) => self.backward_in_registers(dtypes, layout, shape, &tensors, parts),
             None => {
@@ -128,7 +127,7 @@ impl CudaDevice {
         let (Norm::Layer { eps } | Norm::Rms { eps }) = norm;
         let mut args: Vec<Arg> = pointers.iter().map(|pointer| (*pointer).into()).collect();
         args.extend([Arg::from(mean_rstd), (eps as f32).into()]);
-        let layout = ForwardLayout::of(columns, self.warp());
+        let layout = ForwardLayout::of(columns, self.warp_threads());
         match layout.filter(|_| is_vectorised(&[columns], pointers)) {
             Some(layout) => {
                 args.push((rows as u64).into());
@@ -198,11 +197,6 @@ impl CudaDevice {
             ],
         );
         (partials, row_blocks)
-    }
-
-    /// Threads of a warp, at most.
-    fn warp(&self) -> usize {
-        if self.runtime().vendor == Vendor::Amd { 64 } else { 32 }
     }
 }
 
@@ -362,16 +356,16 @@ impl BackwardLayout {
 
 /// Kernels of many shapes and dtypes, for the test that compiles all sources.
 #[cfg(test)]
-pub(crate) fn representative_kernels() -> Vec<Kernel> {
+pub(crate) fn representative_kernels(warp: usize) -> Vec<Kernel> {
     let mut kernels = Vec::new();
     for is_bf16 in [false, true] {
         let y = if is_bf16 { DType::Bf16 } else { DType::F32 };
         for (is_rms, columns) in [(false, 64), (false, 768), (true, 1600), (true, 8192)] {
             let dtypes = Dtypes { is_rms, x: DType::F32, delta: y, weight: y, y, copy: y };
-            let forward = ForwardLayout::of(columns, 32);
+            let forward = ForwardLayout::of(columns, warp);
             kernels.extend(forward.map(|layout| layout.kernel(dtypes, "add_norm", columns)));
             let parts = Parts { has_bias: !is_rms, has_sums: !is_rms };
-            let backward = BackwardLayout::of(columns, 32, parts);
+            let backward = BackwardLayout::of(columns, warp, parts);
             kernels.extend(backward.map(|layout| layout.kernel(dtypes, columns, parts)));
             kernels.push(dtypes.kernel(&GENERIC_SOURCE, "add_norm"));
         }
