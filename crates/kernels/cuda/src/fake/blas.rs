@@ -247,8 +247,9 @@ unsafe extern "C" fn matmul_algo_get_heuristic(
         let alignments = constants.min_alignment_bytes.iter();
         library.alignments = alignments.map(|at| preference.value.get(*at)).collect();
         let epilogue = desc.value.get(constants.desc.epilogue) as u32;
-        let is_supported = !library.unsupported_epilogues.contains(&epilogue)
-            && !(is_mixed && library.rejects_mixed_dtypes)
+        let is_rejected = library.unsupported_epilogues.contains(&epilogue)
+            || is_mixed && library.rejects_mixed_dtypes;
+        let is_supported = !is_rejected
             && preference.value.get(constants.max_workspace_bytes) == WORKSPACE_BYTES as u64;
         let proposals: &[Candidate] = if is_supported { &library.candidates } else { &[] };
         let proposals = &proposals[..proposals.len().min(count as usize)];

@@ -32,7 +32,7 @@ fn clang() -> Option<OsString> {
                 command.arg(format!("-mcpu={arch}")).args(["-S", "-o", "/dev/null"]).output();
             output.is_ok_and(|output| output.status.success())
         };
-        AMD_ARCHITECTURES.iter().all(|arch| knows(&arch))
+        AMD_ARCHITECTURES.iter().all(knows)
     })
 }
 

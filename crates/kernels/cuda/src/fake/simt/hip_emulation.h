@@ -248,7 +248,7 @@ EXPORTED const char* emulate_grid(void (*call)(void**), const unsigned* blocks, 
     using namespace emulation;
     if (lanes.size() < threads) {
         lanes = std::vector<Lane>(threads);
-        for (Lane& lane : lanes) lane.stack = std::make_unique<char[]>(STACK_BYTES);
+        for (Lane& lane : lanes) lane.stack.reset(new char[STACK_BYTES]);
     }
     emulation::call = call;
     arguments = args;
