@@ -85,15 +85,15 @@ pub fn local_vendor() -> Option<Vendor> {
     VENDORS.into_iter().find(|vendor| device_count(*vendor) > 0)
 }
 
-/// Why this process sees no GPU, and the fix.
-pub fn no_gpu() -> String {
+/// That a process sees no GPU, why, and what to check, or to do instead.
+pub fn sees_no_gpu(alternative: &str) -> String {
     let is_amd = Path::new(AMD_DRIVER).exists() && !Path::new(NVIDIA_DRIVER).exists();
     let (vendor, name, check) = match is_amd {
         true => (Vendor::Amd, "AMD", "rocm-smi, ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES"),
         false => (Vendor::Nvidia, "NVIDIA", "nvidia-smi and CUDA_VISIBLE_DEVICES"),
     };
     let cause = count_devices(vendor).err().map(|cause| format!(" ({cause})")).unwrap_or_default();
-    format!("no {name} GPU is visible{cause}: check {check}, or use CPUs")
+    format!("sees no {name} GPU{cause}: check {check}, or {alternative}")
 }
 
 /// Resolves `train.device` and `train.precision` for a run on this machine, without opening a GPU.
@@ -145,7 +145,10 @@ impl ComputeDevice {
                     "rank {rank} on {host} has a GPU, but not all ranks see GPUs of one vendor: give \
                      every rank one, or train on CPUs with train.device=cpu"
                 ),
-                None => bail!("rank {rank} on {host}: {} with train.device=cpu", no_gpu()),
+                None => {
+                    let why = sees_no_gpu("train on CPUs with train.device=cpu");
+                    bail!("rank {rank} on {host} {why}")
+                }
             }
         };
         let index = local_rank(comm) % device_count(vendor).max(1);

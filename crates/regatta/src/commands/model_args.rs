@@ -11,7 +11,7 @@ use regatta_kernels_cuda::CudaDevice;
 use regatta_train::data::Tokenizer;
 use regatta_train::load::{LoadError, Loaded, load};
 
-use super::compute_device::{local_vendor, no_gpu};
+use super::compute_device::{local_vendor, sees_no_gpu};
 use super::runs::no_checkpoint;
 use crate::output;
 
@@ -51,7 +51,9 @@ impl ModelArgs {
                 (Some(vendor), _) => {
                     return Ok(Box::new(CudaDevice::open_vendor(vendor, 0, Precision::Bf16)?));
                 }
-                (None, DeviceChoice::Gpu) => bail!("{} with --device cpu", no_gpu()),
+                (None, DeviceChoice::Gpu) => {
+                    bail!("this process {}", sees_no_gpu("run the model with --device cpu"))
+                }
                 (None, _) => {}
             }
         }
