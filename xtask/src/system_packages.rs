@@ -4,11 +4,15 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// A C compiler for the fake affinity library, the schedulers, launchers and tools of the test
-/// cluster, and libfabric.
-const PACKAGES: &str = "gcc libc6-dev util-linux iproute2 hwloc-nox munge slurmctld slurmd \
+/// A C compiler for the fake affinity library, a C++ compiler for the emulated GPU, the schedulers, launchers
+/// and tools of the test cluster, and libfabric.
+const PACKAGES: &str = "gcc g++ libc6-dev util-linux iproute2 hwloc-nox munge slurmctld slurmd \
                         slurm-client slurm-wlm-basic-plugins mpich openmpi-bin openssh-client \
                         openssh-server libfabric1 jq";
+
+/// A clang that compiles the GPU kernels for AMD architectures. Older distributions do not have it; then the
+/// test that needs it is skipped with a message.
+const OPTIONAL_PACKAGE: &str = "clang-19";
 
 /// A package of which only a program is needed, and that program. Debian's `hwloc` has it, too, and
 /// conflicts with `hwloc-nox`.
@@ -19,6 +23,7 @@ const LSTOPO: (&str, &str) = ("hwloc-nox", "lstopo-no-graphics");
 pub fn install() -> Result<bool> {
     let missing = missing(is_installed, is_in_path);
     if missing.is_empty() {
+        install_optional();
         return Ok(is_root());
     }
     let list = missing.join(" ");
@@ -37,7 +42,19 @@ pub fn install() -> Result<bool> {
     let mut arguments = vec!["install", "-q", "-y", "--no-install-recommends"];
     arguments.extend(missing);
     apt(&arguments)?;
+    install_optional();
     Ok(true)
+}
+
+/// Installs the optional package if that is possible.
+fn install_optional() {
+    if is_installed(OPTIONAL_PACKAGE) || !has_apt() || !is_root() {
+        return;
+    }
+    let arguments = ["install", "-q", "-y", "--no-install-recommends", OPTIONAL_PACKAGE];
+    if let Err(error) = apt(&arguments) {
+        println!("xtask: {error:#}: the kernels are not compiled for AMD GPUs");
+    }
 }
 
 /// The packages to install. A program from another package is as good.

@@ -90,6 +90,35 @@ fn gpu_trains_as_the_cpu() {
 }
 
 #[test]
+fn amd_gpu_trains_as_the_cpu() {
+    for shape in shapes() {
+        let expected = train(&shape, cpu(), RUN);
+        for (precision, tolerance) in PRECISIONS {
+            // Not every version of hipBLASLt supports epilogues and f32 gradients of bf16 operands.
+            let full = FakeDevice::amd(precision);
+            for fake in [full.clone(), full.without_epilogues().without_mixed_gemms()] {
+                let found = train(&shape, Box::new(fake.open().unwrap()), RUN);
+                assert_close(&expected, &found, tolerance, &format!("{precision:?}, {shape:?}"));
+            }
+        }
+    }
+}
+
+/// The sources of the kernels, compiled for the host, in whole training steps.
+#[test]
+fn kernel_sources_train_as_the_cpu() {
+    let Some(fake) = FakeDevice::running_sources(Precision::Bf16) else {
+        return eprintln!("skipped: no C++ compiler (set CXX)");
+    };
+    let shape = aligned_shape(Family::Llama);
+    let (device, probe) = fake.open_with_probe().unwrap();
+    let found = train(&shape, Box::new(device), RUN);
+    assert_close(&train(&shape, cpu(), RUN), &found, 2e-2, "Llama");
+    let launched: Vec<String> = probe.launched().into_iter().map(|(_, kernel)| kernel).collect();
+    assert!(launched.iter().any(|kernel| kernel == "attention_mfma_backward_kv"), "{launched:?}");
+}
+
+#[test]
 fn a_bf16_residual_stream_trains_as_the_cpu() {
     for shape in shapes() {
         let expected = train(&shape, cpu(), RUN);

@@ -1,5 +1,5 @@
-//! Where vendor libraries are: an environment variable, the dynamic linker, or the packages of a Python
-//! environment, which bring their own CUDA libraries.
+//! Where vendor libraries are: an environment variable, the dynamic linker, ROCm's directory, or the packages
+//! of a Python environment, which bring their own CUDA libraries.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use libloading::os::unix;
 use super::LibraryError;
 
 /// Loads a library: the one that the environment variable names, or the first of `names` that the
-/// dynamic linker or a Python environment has.
+/// dynamic linker, ROCm's directory or a Python environment has.
 pub fn open(variable: &str, names: &[&str]) -> Result<Library, LibraryError> {
     if let Some(path) = std::env::var_os(variable).filter(|path| !path.is_empty()) {
         return open_override(variable, Path::new(&path));
@@ -22,7 +22,11 @@ pub fn open(variable: &str, names: &[&str]) -> Result<Library, LibraryError> {
         paths.filter(|path| path.is_file()).collect::<Vec<_>>()
     };
     let mut why = None;
-    for path in by_name.chain(std::iter::once_with(in_packages).flatten()) {
+    let in_rocm = rocm_dirs(|name| std::env::var_os(name))
+        .into_iter()
+        .flat_map(|dir| names.iter().map(move |name| dir.join(name)).filter(|path| path.is_file()));
+    let paths = by_name.chain(in_rocm);
+    for path in paths.chain(std::iter::once_with(in_packages).flatten()) {
         preload_builtins(&path);
         // SAFETY: initialising a vendor library that the user installed has no preconditions.
         match unsafe { Library::new(&path) } {
@@ -30,10 +34,12 @@ pub fn open(variable: &str, names: &[&str]) -> Result<Library, LibraryError> {
             Err(error) => why = why.or(Some(error.to_string())),
         }
     }
-    let hint = format!(
-        "set {variable} to its path, add its directory to LD_LIBRARY_PATH, or activate a Python \
-         environment that has it"
-    );
+    let source = match is_rocm(names) {
+        true => "set ROCM_PATH to ROCm's directory",
+        false => "activate a Python environment that has it",
+    };
+    let hint =
+        format!("set {variable} to its path, add its directory to LD_LIBRARY_PATH, or {source}");
     let what = format!("cannot load the library (tried {})", names.join(", "));
     Err(LibraryError { what, why: why.unwrap_or_default(), hint })
 }
@@ -47,6 +53,18 @@ fn open_override(variable: &str, path: &Path) -> Result<Library, LibraryError> {
         why: error.to_string(),
         hint: format!("correct or unset {variable}"),
     })
+}
+
+/// Where ROCm's libraries are, if its directory is not the dynamic linker's: modules set `ROCM_PATH`.
+fn rocm_dirs(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
+    let installed = variable("ROCM_PATH").map(PathBuf::from);
+    let roots = installed.into_iter().chain([PathBuf::from("/opt/rocm")]);
+    roots.map(|root| root.join("lib")).collect()
+}
+
+/// Whether names are those of ROCm's libraries.
+fn is_rocm(names: &[&str]) -> bool {
+    names.iter().any(|name| name.contains("hip") || name.contains("rccl"))
 }
 
 /// Loads the newest version of a library among those of the system and of Python packages whose name
@@ -177,6 +195,15 @@ mod tests {
         assert_eq!(error.what, "cannot load the library /nonexistent/libc.so.6");
         assert_eq!(error.hint, "correct or unset REGATTA_CUDART");
         assert!(open_override("REGATTA_CUDART", Path::new("libc.so.6")).is_ok());
+    }
+
+    #[test]
+    fn rocm_is_found_by_its_variable_and_in_its_default_directory() {
+        let dirs = rocm_dirs(|name| (name == "ROCM_PATH").then(|| "/opt/rocm-6.3.1".into()));
+        assert_eq!(dirs, ["/opt/rocm-6.3.1/lib", "/opt/rocm/lib"].map(PathBuf::from));
+        assert_eq!(rocm_dirs(|_| None), [PathBuf::from("/opt/rocm/lib")]);
+        let error = open("REGATTA_TEST_NO_LIBRARY", &["libhip-no-such-library.so"]).unwrap_err();
+        assert!(error.hint.ends_with("or set ROCM_PATH to ROCm's directory"), "{error}");
     }
 
     #[test]

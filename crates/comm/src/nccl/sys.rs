@@ -1,4 +1,5 @@
-//! Entry points of NCCL and RCCL, which declare identical functions.
+//! Entry points of NCCL and RCCL, which declare identical functions, types and values (`src/nccl.h.in` of
+//! either).
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 

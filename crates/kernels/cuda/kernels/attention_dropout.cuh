@@ -28,3 +28,9 @@ struct HeadDropout {
         return DROPOUT && random_u32(mask_key, index) < threshold;
     }
 };
+
+// The gradient of a score, without the scale. The probability is negative if it is dropped.
+DEVICE float score_grad(float p, float dp, float delta, const HeadDropout& dropout) {
+    if (!DROPOUT) return p * (dp - delta);
+    return fabsf(p) * ((p < 0 ? 0 : dp * dropout.scale) - delta);
+}

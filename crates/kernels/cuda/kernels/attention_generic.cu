@@ -13,7 +13,8 @@ static_assert(WARP == WARP_THREADS, "the grid assumes another warp size");
 #define WARPS (HEAD_DIM > 128 ? 2 : 4)
 #define BLOCK_THREADS (WARPS * WARP)
 #define BLOCK_ROWS (WARPS * ROWS)
-#define TILE_ROWS 32
+// AMD GPUs have 64 KiB of shared memory.
+#define TILE_ROWS (ON_HIP && HEAD_DIM > 128 ? 16 : 32)
 #define PADDED_DIM ((HEAD_DIM + 3) / 4 * 4)
 // Odd, so that lanes with different rows of a tile access different banks.
 #define TILE_PITCH (PADDED_DIM + 1)

@@ -42,12 +42,6 @@ DEVICE void store_rows(void* to, i64 start, i64 stride, int valid_rows, const Gr
     }
 }
 
-// The gradient of a score, without the scale. The probability is negative if it is dropped.
-DEVICE float score_grad(float p, float dp, float delta, const HeadDropout& dropout) {
-    if (!DROPOUT) return p * (dp - delta);
-    return fabsf(p) * ((p < 0 ? 0 : dp * dropout.scale) - delta);
-}
-
 // Probabilities of transposed scores, keys by queries, from the lane's first key and query on. Dropped
 // probabilities are negative.
 DEVICE void transposed_probabilities(StepTile& p, const float* lse, int first_key, int first_query,

@@ -40,7 +40,7 @@ struct PlainRows {
     __device__ void values(u64, int i, float (&to)[8]) { unpack(loaded[i], to); }
 };
 
-KERNEL __launch_bounds__(ROW_THREADS* BLOCK_ROWS, MIN_BLOCKS)
+KERNEL __launch_bounds__(ROW_THREADS* BLOCK_ROWS, MIN_RESIDENT(MIN_BLOCKS))
     quantize_rows(const X* x, u8* fp8_values, float* fp8_scales, float* partials, u64 rows) {
     quantize(PlainRows{x}, rows, {fp8_values, fp8_scales}, partials);
 }
@@ -60,7 +60,7 @@ struct GeluRows {
     }
 };
 
-KERNEL __launch_bounds__(ROW_THREADS* BLOCK_ROWS, MIN_BLOCKS)
+KERNEL __launch_bounds__(ROW_THREADS* BLOCK_ROWS, MIN_RESIDENT(MIN_BLOCKS))
     quantize_gelu(const X* x, X* y, u8* fp8_values, float* fp8_scales, float* partials, u64 rows) {
     quantize(GeluRows{x, y}, rows, {fp8_values, fp8_scales}, partials);
 }
@@ -85,7 +85,7 @@ struct GeluBackwardRows {
     }
 };
 
-KERNEL __launch_bounds__(ROW_THREADS* BLOCK_ROWS, MIN_BLOCKS)
+KERNEL __launch_bounds__(ROW_THREADS* BLOCK_ROWS, MIN_RESIDENT(MIN_BLOCKS))
     quantize_gelu_backward(const X* x, X* dy, u8* fp8_values, float* fp8_scales, float* partials, u64 rows) {
     quantize(GeluBackwardRows{x, dy}, rows, {fp8_values, fp8_scales}, partials);
 }

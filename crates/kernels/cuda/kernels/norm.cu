@@ -112,9 +112,10 @@ constexpr int PARTS = 1 + HAS_BIAS + HAS_SUMS;
 constexpr int BIAS_PART = HAS_BIAS;
 constexpr int SUMS_PART = HAS_BIAS + HAS_SUMS;
 
-// Accumulates into dx, and writes it to dx_copy unless that is null, and with HAS_FP8 in fp8. Each block sums the parameter gradients
-// of its rows and writes them to `partials`: those of the weight, those of the bias, and the column sums of dx.
-KERNEL __launch_bounds__(ROW_THREADS* BLOCK_ROWS, MIN_BLOCKS)
+// Accumulates into dx, and writes it to dx_copy unless that is null, and with HAS_FP8 in fp8. Each block sums the
+// parameter gradients of its rows and writes them to `partials`: those of the weight, those of the bias, and the
+// column sums of dx.
+KERNEL __launch_bounds__(ROW_THREADS* BLOCK_ROWS, MIN_RESIDENT(MIN_BLOCKS))
     norm_backward(const Y* dy, const X* x, const Weight* weight, const float2* mean_rstd, X* dx,
                   Copy* dx_copy, u8* fp8_values, float* fp8_scales, float* partials, u64 rows) {
     __shared__ float2 shared[2][BLOCK_ROWS][ROW_WARPS];

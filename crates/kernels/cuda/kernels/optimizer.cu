@@ -11,7 +11,7 @@
 // Square root and quotient within two units in the last place: accurate ones take longer than the memory.
 DEVICE float fast_sqrt(float x) {
 #if ON_HIP
-    return sqrtf(x);
+    return __builtin_amdgcn_sqrtf(x);
 #else
     float y;
     asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -21,7 +21,7 @@ DEVICE float fast_sqrt(float x) {
 
 DEVICE float fast_divide(float x, float y) {
 #if ON_HIP
-    return x / y;
+    return x * __builtin_amdgcn_rcpf(y);
 #else
     float quotient;
     asm("div.approx.f32 %0, %1, %2;" : "=f"(quotient) : "f"(x), "f"(y));

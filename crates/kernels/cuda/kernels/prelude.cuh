@@ -259,7 +259,7 @@ template <int N, class Rows> DEVICE void sum_columns(u64 count, u64 columns, flo
 // 2^x, with 2 units in the last place.
 DEVICE float exp2_fast(float x) {
 #if ON_HIP
-    return exp2f(x);
+    return __builtin_amdgcn_exp2f(x);
 #else
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -269,7 +269,7 @@ DEVICE float exp2_fast(float x) {
 
 DEVICE float reciprocal_fast(float x) {
 #if ON_HIP
-    return 1.0f / x;
+    return __builtin_amdgcn_rcpf(x);
 #else
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

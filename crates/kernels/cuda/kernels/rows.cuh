@@ -98,3 +98,11 @@ template <int PARTS> DEVICE void write_partials(float (&parts)[PARTS][PER_THREAD
             store(partials + part * COLUMNS + vector_column(i), parts[part][i]);
     }
 }
+
+// Blocks that a multiprocessor holds, at least, in the unit of the second launch bound: for HIP, waves per SIMD
+// unit, of which there are four.
+#if ON_HIP
+#define MIN_RESIDENT(blocks) ((blocks) * ROW_WARPS * BLOCK_ROWS > 4 ? (blocks) * ROW_WARPS * BLOCK_ROWS / 4 : 1)
+#else
+#define MIN_RESIDENT(blocks) (blocks)
+#endif

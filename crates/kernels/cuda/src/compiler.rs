@@ -9,25 +9,27 @@ use regatta_comm::gpu_runtime::{LibraryError, SUCCESS, Vendor, error_text, symbo
 
 use crate::library_path;
 
-type Program = *mut std::ffi::c_void;
+pub type Program = *mut std::ffi::c_void;
 
 /// Functions of the compiler, named after `nvrtc…` and `hiprtc…`.
 pub struct Compiler {
-    version: (i32, i32),
-    create_program: CreateProgram,
-    compile_program: unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int,
-    get_code_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
-    get_code: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
-    get_log_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
-    get_log: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
-    destroy_program: unsafe extern "C" fn(*mut Program) -> c_int,
-    get_error_string: unsafe extern "C" fn(c_int) -> *const c_char,
-    /// One compilation at a time: hipRTC is not thread-safe in all versions.
-    library: Mutex<Library>,
+    pub vendor: Vendor,
+    /// `None` for a fake, whose code is not cached.
+    pub version: Option<(i32, i32)>,
+    pub create_program: CreateProgram,
+    pub compile_program: unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int,
+    pub get_code_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
+    pub get_code: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+    pub get_log_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
+    pub get_log: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+    pub destroy_program: unsafe extern "C" fn(*mut Program) -> c_int,
+    pub get_error_string: unsafe extern "C" fn(c_int) -> *const c_char,
+    /// One compilation at a time: hipRTC is not thread-safe in all versions. A fake has no library.
+    pub library: Mutex<Option<Library>>,
 }
 
 #[rustfmt::skip]
-type CreateProgram = unsafe extern "C" fn(
+pub type CreateProgram = unsafe extern "C" fn(
     *mut Program, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char,
 ) -> c_int;
 
@@ -41,8 +43,9 @@ impl Compiler {
                 (library, "nvrtc", "CUBIN", "use CUDA 12 or newer")
             }
             Vendor::Amd => {
-                let names = ["libhiprtc.so.7", "libhiprtc.so.6", "libhiprtc.so.5"];
-                (library_path::open("REGATTA_HIPRTC", &names)?, "hiprtc", "Code", "use ROCm 5")
+                let names = ["libhiprtc.so.7", "libhiprtc.so.6"];
+                let library = library_path::open("REGATTA_HIPRTC", &names)?;
+                (library, "hiprtc", "Code", "use ROCm 6.1 or newer")
             }
         };
         let named = |name: &str| format!("{prefix}{name}");
@@ -52,7 +55,8 @@ impl Compiler {
         // SAFETY: the function writes two integers.
         unsafe { get_version(&mut major, &mut minor) };
         Ok(Self {
-            version: (major, minor),
+            vendor,
+            version: Some((major, minor)),
             create_program: symbol(&library, &named("CreateProgram"), hint)?,
             compile_program: symbol(&library, &named("CompileProgram"), hint)?,
             get_code_size: symbol(&library, &named(&format!("Get{code}Size")), hint)?,
@@ -61,13 +65,19 @@ impl Compiler {
             get_log: symbol(&library, &named("GetProgramLog"), hint)?,
             destroy_program: symbol(&library, &named("DestroyProgram"), hint)?,
             get_error_string: symbol(&library, &named("GetErrorString"), hint)?,
-            library: Mutex::new(library),
+            library: Mutex::new(Some(library)),
         })
     }
 
-    /// Its version, part of the key of cached code.
-    pub fn version(&self) -> String {
-        format!("{}.{}", self.version.0, self.version.1)
+    /// The options that select an architecture and a language version.
+    pub fn options(&self, arch: &str) -> Vec<String> {
+        let mut options = vec![format!("--gpu-architecture={arch}"), "--std=c++17".to_owned()];
+        if self.vendor == Vendor::Amd {
+            // Atomic additions by the memory's own instruction instead of a loop: tensors are in
+            // coarse-grained memory of the device, which supports it.
+            options.push("-munsafe-fp-atomics".to_owned());
+        }
+        options
     }
 
     /// Compiles a source to machine code.

@@ -1,14 +1,14 @@
 //! The device: its libraries, its stream and its first error.
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, c_char, c_int};
 use std::fmt::Display;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use regatta_comm::gpu_runtime::{
     DEVICE_PROPERTIES_BYTES, LibraryError, Runtime, SUCCESS, Stream, Vendor,
 };
-use regatta_comm::nccl::Gpu;
+use regatta_comm::nccl::{Gpu, PCI_BUS_ID_BYTES};
 use regatta_device::DeviceError;
 use regatta_device::ops::Fp8;
 use regatta_device::precision::Precision;
@@ -65,10 +65,12 @@ unsafe impl Sync for CudaDevice {}
 pub struct DeviceInfo {
     /// Model name.
     pub name: String,
-    /// Architecture that kernels are compiled for, such as `sm_90a`.
+    /// Architecture that kernels are compiled for, such as `sm_90a` or `gfx90a`.
     pub arch: String,
-    /// Compute capability.
+    /// Compute capability; of an AMD GPU the first two numbers of the architecture.
     pub compute_capability: (u32, u32),
+    /// Threads of a warp, or of a wavefront.
+    pub warp_size: u32,
     /// Streaming multiprocessors, or compute units.
     pub multiprocessors: u32,
     /// Shared memory that a block may use, in bytes.
@@ -80,6 +82,12 @@ const MIN_COMPUTE_CAPABILITY: (u32, u32) = (8, 0);
 
 /// Oldest compute capability whose fp8 GEMMs have a scale per row.
 const MIN_FP8_CAPABILITY: (u32, u32) = (9, 0);
+/// Supported AMD architectures, MI200 and MI300: kernels assume their MFMA instructions, wavefronts of 64
+/// lanes and 64 KiB of shared memory.
+pub(crate) const AMD_ARCHITECTURES: [&str; 2] = ["gfx90a", "gfx942"];
+
+/// Oldest supported HIP runtime, 6.1: hipBLASLt takes `hipDataType` since then.
+const MIN_HIP_VERSION: u32 = 60_100_000;
 
 thread_local! {
     /// The device that this thread made current; -1 for none.
@@ -88,11 +96,18 @@ thread_local! {
 
 /// Number of devices of a vendor that this process can see; 0 without a driver.
 pub fn device_count(vendor: Vendor) -> u32 {
-    let Ok(runtime) = Runtime::open(vendor) else { return 0 };
+    count_devices(vendor).unwrap_or(0)
+}
+
+/// Number of devices of a vendor that this process can see, or why they cannot be counted.
+pub fn count_devices(vendor: Vendor) -> Result<u32, String> {
+    let runtime = Runtime::open(vendor).map_err(|error| error.to_string())?;
     let mut count = 0;
     // SAFETY: the function writes one integer.
-    let code = unsafe { (runtime.get_device_count)(&mut count) };
-    if code == SUCCESS { count.unsigned_abs() } else { 0 }
+    match unsafe { (runtime.get_device_count)(&mut count) } {
+        SUCCESS => Ok(count.unsigned_abs()),
+        code => Err(runtime.error_string(code)),
+    }
 }
 
 impl CudaDevice {
@@ -111,7 +126,7 @@ impl CudaDevice {
         let libraries = Libraries {
             runtime: Runtime::open(vendor).map_err(failed)?,
             driver: Driver::open(vendor).map_err(failed)?,
-            compiler: Some(Compiler::open(vendor).map_err(failed)?),
+            compiler: Compiler::open(vendor).map_err(failed)?,
             blas: BlasLt::open(vendor).map_err(failed)?,
             cudnn: (vendor == Vendor::Nvidia).then(Cudnn::open),
         };
@@ -125,6 +140,8 @@ impl CudaDevice {
     ) -> Result<Self, DeviceError> {
         let Libraries { runtime, driver, compiler, blas, cudnn } = libraries;
         let runtime = Arc::new(runtime);
+        let hip_version = driver.hip_version();
+        check_hip_version(hip_version).map_err(|error| open_error(index, error))?;
         // Before anything else of the driver: it creates the device's primary context.
         let gpu = Gpu::with_runtime(runtime.clone(), index).map_err(|e| open_error(index, e))?;
         // SAFETY: the function accepts any index.
@@ -144,7 +161,7 @@ impl CudaDevice {
             cudnn.inspect_err(note).ok()
         });
         Ok(Self {
-            modules: ModuleCache::new(compiler, info.arch.clone()),
+            modules: ModuleCache::new(compiler, hip_version, info.arch.clone()),
             tokens: TokenStaging::new(runtime.clone()),
             copies: CopyStreams::new(&device_name(&info, index)),
             workspace: Mutex::new(Workspace::default()),
@@ -202,15 +219,33 @@ impl CudaDevice {
     /// The device, its architecture and the libraries in use.
     pub fn describe(&self) -> String {
         let DeviceInfo { name, arch, .. } = &self.info;
-        let attention = match &self.cudnn {
-            Some(cudnn) => format!("cuDNN {}", cudnn.version()),
-            None => "without cuDNN".to_owned(),
+        let attention = match (&self.cudnn, self.runtime.vendor) {
+            (Some(cudnn), _) => format!("cuDNN {}", cudnn.version()),
+            (None, Vendor::Nvidia) => "without cuDNN".to_owned(),
+            (None, Vendor::Amd) => "own attention kernels".to_owned(),
         };
         let precision = match self.fp8 {
             Fp8::Off => self.precision.name().to_owned(),
             fp8 => format!("{}, fp8 GEMMs ({})", self.precision.name(), fp8.name()),
         };
         format!("{name} ({arch}), {precision}, {}, {attention}", self.blas.describe())
+    }
+
+    /// Its vendor.
+    pub fn vendor(&self) -> Vendor {
+        self.runtime.vendor
+    }
+
+    /// Its PCI bus id, which identifies it among processes that see different devices; `None` if the
+    /// runtime does not tell.
+    pub fn pci_bus_id(&self) -> Option<String> {
+        let mut text = [0 as c_char; PCI_BUS_ID_BYTES];
+        let (get, index) = (self.runtime.device_get_pci_bus_id, self.index as c_int);
+        // SAFETY: the function writes at most this many bytes, including the terminating 0.
+        let code = unsafe { get(text.as_mut_ptr(), PCI_BUS_ID_BYTES as c_int, index) };
+        let bytes = text.map(|byte| byte as u8);
+        let text = CStr::from_bytes_until_nul(&bytes).ok().filter(|_| code == SUCCESS)?;
+        Some(text.to_string_lossy().to_lowercase())
     }
 
     /// Free memory in bytes.
@@ -364,8 +399,7 @@ fn device_name(info: &DeviceInfo, index: u32) -> String {
 pub(crate) struct Libraries {
     pub runtime: Runtime,
     pub driver: Driver,
-    /// `None` for a fake driver, which knows kernels by name.
-    pub compiler: Option<Compiler>,
+    pub compiler: Compiler,
     pub blas: BlasLt,
     /// `None` if the vendor has no such library.
     pub cudnn: Option<Result<Cudnn, LibraryError>>,
@@ -387,8 +421,12 @@ impl DeviceInfo {
             return Err(open_error(index, runtime.error_string(code)));
         }
         let bytes: Vec<u8> = properties.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        let name = CStr::from_bytes_until_nul(&bytes[..256]);
-        let name = name.map_or_else(|_| format!("GPU {index}"), |n| n.to_string_lossy().into());
+        let name = CStr::from_bytes_until_nul(&bytes[..256]).unwrap_or_default();
+        // ROCm has no name of GPUs that its tables do not know.
+        let name = match name.to_string_lossy() {
+            name if name.is_empty() => format!("GPU {index}"),
+            name => name.into_owned(),
+        };
         let attribute = |which| driver.attribute(index, which);
         let major = attribute(Attribute::ComputeCapabilityMajor);
         let minor = attribute(Attribute::ComputeCapabilityMinor);
@@ -396,23 +434,51 @@ impl DeviceInfo {
             Vendor::Nvidia if (major, minor) < MIN_COMPUTE_CAPABILITY => {
                 let why = format!(
                     "{name} has compute capability {major}.{minor}; bf16 tensor cores need 8.0 \
-                     (Ampere) or newer; train on CPUs with --device cpu"
+                     (Ampere) or newer; train on CPUs with train.device=cpu"
                 );
                 return Err(open_error(index, why));
             }
             // The a variants have the instructions of one architecture that later ones lack.
             Vendor::Nvidia if major >= 9 => format!("sm_{major}{minor}a"),
             Vendor::Nvidia => format!("sm_{major}{minor}"),
-            Vendor::Amd => gfx_name(&bytes).unwrap_or_else(|| "gfx90a".to_owned()),
+            Vendor::Amd => {
+                supported_gfx(&name, gfx_name(&bytes)).map_err(|error| open_error(index, error))?
+            }
         };
         Ok(Self {
             name,
             arch,
             compute_capability: (major, minor),
+            warp_size: attribute(Attribute::WarpSize),
             multiprocessors: attribute(Attribute::MultiprocessorCount),
             max_shared_bytes: attribute(Attribute::MaxSharedBytesPerBlock),
         })
     }
+}
+
+fn check_hip_version(version: Option<u32>) -> Result<(), String> {
+    match version {
+        Some(version) if version < MIN_HIP_VERSION => Err(format!(
+            "the HIP runtime is version {}.{}: use ROCm 6.1 or newer, or train on CPUs with \
+             train.device=cpu",
+            version / 10_000_000,
+            version / 100_000 % 100
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The architecture of an AMD GPU, if kernels support it.
+fn supported_gfx(name: &str, arch: Option<String>) -> Result<String, String> {
+    let arch = arch.unwrap_or_else(|| "unknown".to_owned());
+    if AMD_ARCHITECTURES.contains(&arch.as_str()) {
+        return Ok(arch);
+    }
+    let supported = AMD_ARCHITECTURES.join(" and ");
+    Err(format!(
+        "{name} has the architecture {arch}; {supported} are supported; train on CPUs with \
+         train.device=cpu"
+    ))
 }
 
 /// The architecture in `hipDeviceProp_t`, whose layout differs between versions.
@@ -434,5 +500,18 @@ mod tests {
         properties[200..226].copy_from_slice(b"gfx90a:sramecc+:xnack-\0\0\0\0");
         assert_eq!(gfx_name(&properties).unwrap(), "gfx90a");
         assert_eq!(gfx_name(&properties[..200]), None);
+    }
+
+    #[test]
+    fn unsupported_amd_gpus_and_old_runtimes_are_rejected() {
+        let gfx = |arch: &str| supported_gfx("Radeon", Some(arch.to_owned()));
+        assert_eq!(gfx("gfx942"), Ok("gfx942".to_owned()));
+        let error = gfx("gfx1100").unwrap_err();
+        assert!(error.contains("gfx1100; gfx90a and gfx942 are supported"), "{error}");
+        assert!(supported_gfx("Radeon", None).is_err());
+        assert_eq!(check_hip_version(None), Ok(()));
+        assert_eq!(check_hip_version(Some(60_140_091)), Ok(()));
+        let error = check_hip_version(Some(50_731_921)).unwrap_err();
+        assert!(error.starts_with("the HIP runtime is version 5.7: use ROCm 6.1"), "{error}");
     }
 }

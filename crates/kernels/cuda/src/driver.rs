@@ -25,6 +25,8 @@ pub struct Driver {
     /// `cuMemsetD8Async`, or `hipMemsetAsync`, which takes an int.
     pub memset_async: MemsetAsync,
     pub device_get_attribute: unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int,
+    /// `hipRuntimeGetVersion`; CUDA has its versions in the names of its libraries.
+    pub runtime_get_version: Option<unsafe extern "C" fn(*mut c_int) -> c_int>,
     pub get_error_string: GetErrorString,
     /// Keeps the library loaded; a fake has none.
     pub _library: Option<Library>,
@@ -56,20 +58,24 @@ pub enum Attribute {
     ComputeCapabilityMajor,
     ComputeCapabilityMinor,
     MaxSharedBytesPerBlock,
+    WarpSize,
 }
 
 impl Attribute {
-    /// `CUdevice_attribute` or `hipDeviceAttribute_t`.
-    fn code(self, vendor: Vendor) -> c_int {
+    /// `CUdevice_attribute` of `cuda.h`, or `hipDeviceAttribute_t` of `hip/hip_runtime_api.h`, whose
+    /// values are positions in the enumeration.
+    pub fn code(self, vendor: Vendor) -> c_int {
         match (vendor, self) {
             (Vendor::Nvidia, Self::MultiprocessorCount) => 16,
             (Vendor::Nvidia, Self::ComputeCapabilityMajor) => 75,
             (Vendor::Nvidia, Self::ComputeCapabilityMinor) => 76,
             (Vendor::Nvidia, Self::MaxSharedBytesPerBlock) => 97,
+            (Vendor::Nvidia, Self::WarpSize) => 10,
             (Vendor::Amd, Self::MultiprocessorCount) => 63,
             (Vendor::Amd, Self::ComputeCapabilityMajor) => 23,
             (Vendor::Amd, Self::ComputeCapabilityMinor) => 61,
             (Vendor::Amd, Self::MaxSharedBytesPerBlock) => 74,
+            (Vendor::Amd, Self::WarpSize) => 87,
         }
     }
 }
@@ -89,6 +95,7 @@ impl Driver {
                     func_set_attribute: Some(symbol(&library, "cuFuncSetAttribute", hint)?),
                     memset_async: symbol(&library, "cuMemsetD8Async", hint)?,
                     device_get_attribute: symbol(&library, "cuDeviceGetAttribute", hint)?,
+                    runtime_get_version: None,
                     get_error_string: GetErrorString::Cuda(symbol(
                         &library,
                         "cuGetErrorString",
@@ -100,7 +107,7 @@ impl Driver {
             Vendor::Amd => {
                 let names = ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"];
                 let library = open_library("REGATTA_HIP", &names)?;
-                let hint = "use ROCm 5 or newer";
+                let hint = "use ROCm 6.1 or newer";
                 Ok(Self {
                     vendor,
                     module_load_data: symbol(&library, "hipModuleLoadData", hint)?,
@@ -109,6 +116,7 @@ impl Driver {
                     func_set_attribute: None,
                     memset_async: symbol(&library, "hipMemsetAsync", hint)?,
                     device_get_attribute: symbol(&library, "hipDeviceGetAttribute", hint)?,
+                    runtime_get_version: Some(symbol(&library, "hipRuntimeGetVersion", hint)?),
                     get_error_string: GetErrorString::Hip(symbol(
                         &library,
                         "hipGetErrorString",
@@ -129,6 +137,15 @@ impl Driver {
             SUCCESS => value.unsigned_abs(),
             _ => 0,
         }
+    }
+
+    /// The version of the HIP runtime, such as 60_342_134 for 6.3; `None` of CUDA.
+    pub fn hip_version(&self) -> Option<u32> {
+        let get = self.runtime_get_version?;
+        let mut version = 0;
+        // SAFETY: the function writes one integer.
+        unsafe { get(&mut version) };
+        Some(version.unsigned_abs())
     }
 
     /// Allows a kernel this much dynamic shared memory.

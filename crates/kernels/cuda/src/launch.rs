@@ -140,7 +140,7 @@ arg_from!(Ptr => Ptr, i32 => I32, u32 => U32, i64 => I64, u64 => U64, f32 => F32
 
 impl Arg {
     /// The address of the value, as the driver takes it.
-    fn address(&self) -> *mut c_void {
+    pub(crate) fn address(&self) -> *mut c_void {
         let value: *const c_void = match self {
             Self::Ptr(Ptr(value)) => (&raw const *value).cast(),
             Self::I32(value) => (&raw const *value).cast(),

@@ -6,6 +6,7 @@ use regatta_device::tensor::{View, ViewMut};
 use regatta_device::{DeviceMemory, LinearOps};
 
 use crate::blaslt::{Epilogue, Gemm, GemmArgs, GemmError, StreamContext};
+use crate::mixed_gemm::has_f32_replacement;
 use crate::{CudaDevice, Grid, Kernel, Ptr, Source};
 
 pub(crate) static SOURCE: Source =
@@ -248,7 +249,7 @@ impl CudaDevice {
         );
     }
 
-    fn gemm(&self, gemm: Gemm, args: &GemmArgs) -> Result<(), GemmError> {
+    pub(crate) fn gemm(&self, gemm: Gemm, args: &GemmArgs) -> Result<(), GemmError> {
         if !self.make_current() {
             return Ok(());
         }
@@ -259,7 +260,14 @@ impl CudaDevice {
             tune: !self.deterministic(),
         };
         // SAFETY: the lengths of the tensors were checked, and the stream is valid.
-        self.timed(|| gemm.to_string(), || unsafe { self.blas.run(context, gemm, args) })
+        let result =
+            self.timed(|| gemm.to_string(), || unsafe { self.blas.run(context, gemm, args) });
+        match result {
+            Err(GemmError::Unsupported { .. }) if has_f32_replacement(&gemm) => {
+                self.gemm_of_f32_copies(gemm, args)
+            }
+            result => result,
+        }
     }
 
     fn report(&self, operation: &str, result: Result<(), GemmError>) {

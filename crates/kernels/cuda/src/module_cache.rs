@@ -16,12 +16,13 @@ use crate::driver::{RawFunction, RawModule};
 use crate::{CudaDevice, Kernel};
 
 /// What every source begins with.
-const PRELUDE: &str = include_str!("../kernels/prelude.cuh");
+pub(crate) const PRELUDE: &str = include_str!("../kernels/prelude.cuh");
 
 /// The loaded kernels of a device.
 pub struct ModuleCache {
-    /// `None` for a fake device, whose driver knows its kernels by name.
-    compiler: Option<Compiler>,
+    compiler: Compiler,
+    /// The version of the compiler, part of the key of cached code; `None` disables the cache on disk.
+    version: Option<String>,
     /// The architecture, such as `sm_90a` or `gfx90a`.
     arch: String,
     loaded: Mutex<Loaded>,
@@ -40,8 +41,13 @@ unsafe impl Send for Loaded {}
 type ModuleKey = (&'static str, Vec<(&'static str, u64)>);
 
 impl ModuleCache {
-    pub fn new(compiler: Option<Compiler>, arch: String) -> Self {
-        Self { compiler, arch, loaded: Mutex::default() }
+    /// `hip_version` is that of the HIP runtime: hipRTC returns the same version in all releases.
+    pub fn new(compiler: Compiler, hip_version: Option<u32>, arch: String) -> Self {
+        let version = compiler.version.map(|(major, minor)| match hip_version {
+            Some(hip) => format!("hip-{hip}"),
+            None => format!("{major}.{minor}"),
+        });
+        Self { compiler, version, arch, loaded: Mutex::default() }
     }
 
     /// A kernel, which is compiled and loaded on its first use.
@@ -72,10 +78,7 @@ impl ModuleCache {
     }
 
     fn load(&self, device: &CudaDevice, kernel: &Kernel) -> Result<RawModule, String> {
-        let code = match &self.compiler {
-            Some(compiler) => self.code(compiler, kernel)?,
-            None => uncompiled(kernel),
-        };
+        let code = self.code(kernel)?;
         let mut module = null_mut();
         // SAFETY: the image is machine code for this device, from the compiler or its cache.
         match unsafe { (device.driver.module_load_data)(&mut module, code.as_ptr().cast()) } {
@@ -85,14 +88,15 @@ impl ModuleCache {
     }
 
     /// The machine code of a kernel's source, from the disk cache if it is there.
-    fn code(&self, compiler: &Compiler, kernel: &Kernel) -> Result<Vec<u8>, String> {
+    fn code(&self, kernel: &Kernel) -> Result<Vec<u8>, String> {
         let source = format!("{PRELUDE}\n{}", kernel.source.text);
         let options = self.options(kernel);
-        let path = cached_path(&source, &options, &compiler.version());
+        let version = self.version.as_deref();
+        let path = version.and_then(|version| cached_path(&source, &options, version));
         if let Some(code) = path.as_ref().and_then(|path| fs::read(path).ok()) {
             return Ok(code);
         }
-        let code = compiler.compile(kernel.source.name, &source, &options)?;
+        let code = self.compiler.compile(kernel.source.name, &source, &options)?;
         if let Some(path) = path {
             store(&path, &code);
         }
@@ -100,18 +104,10 @@ impl ModuleCache {
     }
 
     fn options(&self, kernel: &Kernel) -> Vec<String> {
-        let mut options =
-            vec![format!("--gpu-architecture={}", self.arch), "--std=c++17".to_owned()];
+        let mut options = self.compiler.options(&self.arch);
         options.extend(kernel.defines.iter().map(|(name, value)| format!("-D{name}={value}")));
         options
     }
-}
-
-/// What a fake driver gets: a line with the name of the source and its definitions, then the source.
-fn uncompiled(kernel: &Kernel) -> Vec<u8> {
-    let defines = kernel.defines.iter().map(|(name, value)| format!(" {name}={value}"));
-    let defines: String = defines.collect();
-    format!("{}{defines}\n{}\0", kernel.source.name, kernel.source.text).into_bytes()
 }
 
 fn cached_path(source: &str, options: &[String], version: &str) -> Option<PathBuf> {
@@ -144,16 +140,16 @@ mod tests {
     /// Every source must compile without headers, for every architecture that it supports.
     #[test]
     fn all_sources_compile() {
-        let compiler = match Compiler::open(Vendor::Nvidia) {
-            Ok(compiler) => compiler,
-            Err(error) => return eprintln!("skipped: {error}"),
-        };
-        for kernel in crate::sources::representative_kernels() {
-            for arch in ["sm_80", "sm_90a"] {
-                let cache = ModuleCache::new(None, arch.to_owned());
+        for arch in ["sm_80", "sm_90a"] {
+            let compiler = match Compiler::open(Vendor::Nvidia) {
+                Ok(compiler) => compiler,
+                Err(error) => return eprintln!("skipped: {error}"),
+            };
+            let cache = ModuleCache::new(compiler, None, arch.to_owned());
+            for kernel in crate::sources::representative_kernels(Vendor::Nvidia) {
                 let source = format!("{PRELUDE}\n{}", kernel.source.text);
                 let options = cache.options(&kernel);
-                let code = compiler.compile(kernel.source.name, &source, &options);
+                let code = cache.compiler.compile(kernel.source.name, &source, &options);
                 assert!(code.is_ok(), "{} for {arch}: {code:?}", kernel.source.name);
             }
         }

@@ -1,7 +1,6 @@
 //! LayerNorm and RMSNorm.
 
 use regatta_comm::DType;
-use regatta_comm::gpu_runtime::Vendor;
 use regatta_device::ops::{Fp8RowsMut, Norm, NormGrads, NormInputGrad, NormSaved};
 use regatta_device::tensor::{View, ViewMut};
 use regatta_device::{DeviceMemory, Fp8Ops, NormOps};
@@ -144,7 +143,7 @@ impl CudaDevice {
             has_sums: column_sums.is_some(),
             has_fp8: fp8.is_some(),
         };
-        let layout = BackwardLayout::of(shape.columns, self.warp(), parts);
+        let layout = BackwardLayout::of(shape.columns, self.warp_threads(), parts);
         let (partials, count) = match layout.filter(|_| tensors.are_vectorised(shape.columns)) {
             Some(layout) => {
                 let to = fp8_pointers(fp8.as_ref());
@@ -180,7 +179,7 @@ impl CudaDevice {
         let Shape { rows, columns } = shape;
         let mut args: Vec<Arg> = pointers.iter().map(|pointer| (*pointer).into()).collect();
         let stats = [Arg::from(stats.mean_rstd), stats.eps.into()];
-        let layout = ForwardLayout::of(columns, self.warp());
+        let layout = ForwardLayout::of(columns, self.warp_threads());
         match layout.filter(|_| is_vectorised(&[columns], pointers)) {
             Some(layout) => {
                 args.extend(fp8_pointers(fp8).map(Arg::from));
@@ -259,12 +258,8 @@ impl CudaDevice {
     }
 
     fn is_forward_in_registers(&self, columns: usize, pointers: &[Ptr]) -> bool {
-        ForwardLayout::of(columns, self.warp()).is_some() && is_vectorised(&[columns], pointers)
-    }
-
-    /// Threads of a warp, at most.
-    fn warp(&self) -> usize {
-        if self.runtime().vendor == Vendor::Amd { 64 } else { 32 }
+        let layout = ForwardLayout::of(columns, self.warp_threads());
+        layout.is_some() && is_vectorised(&[columns], pointers)
     }
 }
 
@@ -453,17 +448,17 @@ impl BackwardLayout {
 
 /// Kernels of many shapes and dtypes, for the test that compiles all sources.
 #[cfg(test)]
-pub(crate) fn representative_kernels() -> Vec<Kernel> {
+pub(crate) fn representative_kernels(warp: usize) -> Vec<Kernel> {
     let mut kernels = Vec::new();
     for is_bf16 in [false, true] {
         let y = if is_bf16 { DType::Bf16 } else { DType::F32 };
         for (is_rms, columns) in [(false, 64), (false, 768), (true, 1600), (true, 8192)] {
             let dtypes = Dtypes { is_rms, x: DType::F32, delta: y, weight: y, y, copy: y };
-            let forward = ForwardLayout::of(columns, 32);
+            let forward = ForwardLayout::of(columns, warp);
             kernels
                 .extend(forward.map(|layout| layout.kernel(dtypes, "add_norm", columns, is_bf16)));
             let parts = Parts { has_bias: !is_rms, has_sums: !is_rms, has_fp8: is_bf16 };
-            let backward = BackwardLayout::of(columns, 32, parts);
+            let backward = BackwardLayout::of(columns, warp, parts);
             kernels.extend(backward.map(|layout| layout.kernel(dtypes, columns, parts)));
             kernels.push(dtypes.kernel(&GENERIC_SOURCE, "add_norm"));
         }

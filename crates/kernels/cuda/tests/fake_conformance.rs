@@ -31,6 +31,14 @@ fn bf16() -> FakeDevice {
     FakeDevice::new(Precision::Bf16)
 }
 
+/// Waves of 64 lanes, 64 KiB of shared memory, MFMA kernels and hipBLASLt.
+#[test]
+fn fake_amd_gpu_matches_the_reference() {
+    check(&FakeDevice::amd(Precision::Bf16), Tolerances::BF16, |device| device);
+    let deterministic = FakeDevice::amd(Precision::Bf16).without_epilogues().without_mixed_gemms();
+    check(&deterministic, Tolerances::BF16, CudaDevice::deterministic_results);
+}
+
 #[test]
 fn fake_gpu_matches_the_reference_in_f32() {
     check(&FakeDevice::new(Precision::F32), Tolerances::F32, |device| device);

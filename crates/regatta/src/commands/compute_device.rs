@@ -1,16 +1,16 @@
 //! The compute device of a rank: its cores or a GPU.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
-use regatta_comm::gpu_runtime::Runtime;
-use regatta_comm::nccl::{self, NcclConfig, Vendor};
+use regatta_comm::nccl::{self, NcclConfig, PCI_BUS_ID_BYTES, Vendor};
 use regatta_comm::{Collectives, Comm, ReduceOp};
 use regatta_device::ops::{AttentionShape, Device, Fp8};
 use regatta_device::precision::Precision;
 use regatta_kernels_cpu::Cpu;
-use regatta_kernels_cuda::{CudaDevice, device_count};
+use regatta_kernels_cuda::{CudaDevice, count_devices, device_count};
 use regatta_model::CpuSet;
 use regatta_model::units::format_memory;
 use regatta_predict::cost::rank_cost;
@@ -38,15 +38,18 @@ pub enum ComputeDevice {
         device: Box<CudaDevice>,
         /// Its index among the visible ones.
         index: u32,
+        /// The lowest rank that uses this GPU: indices of ranks that see different GPUs may be equal.
+        first_rank: u32,
     },
 }
 
 /// Resolves `train.device` and `train.precision` if they are auto, the same on all ranks.
 pub fn resolve(config: &mut Config, comm: &dyn Comm) -> Result<()> {
     if config.train.device.is_none() {
-        let mut without_gpu = [i32::from(device_count(Vendor::Nvidia) == 0)];
-        comm.all_reduce(&mut without_gpu, ReduceOp::Max)?;
-        let kind = if without_gpu == [0] { DeviceKind::Gpu } else { DeviceKind::Cpu };
+        let kind = match common_vendor(comm)? {
+            Some(_) => DeviceKind::Gpu,
+            None => DeviceKind::Cpu,
+        };
         config.train.device = Some(kind);
     }
     if config.train.precision.is_none() {
@@ -62,6 +65,36 @@ pub fn resolve(config: &mut Config, comm: &dyn Comm) -> Result<()> {
     Ok(())
 }
 
+/// Vendors of GPUs, in the order of preference.
+const VENDORS: [Vendor; 2] = [Vendor::Nvidia, Vendor::Amd];
+
+/// The vendor of the GPUs that every rank sees.
+fn common_vendor(comm: &dyn Comm) -> Result<Option<Vendor>> {
+    let mut missing = VENDORS.map(|vendor| i32::from(device_count(vendor) == 0));
+    comm.all_reduce(&mut missing, ReduceOp::Max)?;
+    Ok(VENDORS
+        .into_iter()
+        .zip(missing)
+        .find(|(_, missing)| *missing == 0)
+        .map(|(vendor, _)| vendor))
+}
+
+/// The vendor of the GPUs that this process sees.
+pub fn local_vendor() -> Option<Vendor> {
+    VENDORS.into_iter().find(|vendor| device_count(*vendor) > 0)
+}
+
+/// That a process sees no GPU, why, and what to check, or to do instead.
+pub fn sees_no_gpu(alternative: &str) -> String {
+    let is_amd = Path::new(AMD_DRIVER).exists() && !Path::new(NVIDIA_DRIVER).exists();
+    let (vendor, name, check) = match is_amd {
+        true => (Vendor::Amd, "AMD", "rocm-smi, ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES"),
+        false => (Vendor::Nvidia, "NVIDIA", "nvidia-smi and CUDA_VISIBLE_DEVICES"),
+    };
+    let cause = count_devices(vendor).err().map(|cause| format!(" ({cause})")).unwrap_or_default();
+    format!("sees no {name} GPU{cause}: check {check}, or {alternative}")
+}
+
 /// Resolves `train.device` and `train.precision` for a run on this machine, without opening a GPU.
 pub fn resolve_here(config: &mut Config) {
     let kind = if has_gpu_driver() { DeviceKind::Gpu } else { DeviceKind::Cpu };
@@ -72,8 +105,12 @@ pub fn resolve_here(config: &mut Config) {
     });
 }
 
+/// Devices of the kernel drivers.
+const NVIDIA_DRIVER: &str = "/dev/nvidiactl";
+const AMD_DRIVER: &str = "/dev/kfd";
+
 fn has_gpu_driver() -> bool {
-    std::path::Path::new("/dev/nvidiactl").exists()
+    [NVIDIA_DRIVER, AMD_DRIVER].iter().any(|device| Path::new(device).exists())
 }
 
 /// The kernels of a resolved configuration in a few words.
@@ -98,25 +135,29 @@ impl ComputeDevice {
             let device = Box::new(Cpu::new(threads, config.precision()));
             return Ok(Self::Cpu { device, threads });
         }
-        let devices = device_count(Vendor::Nvidia);
-        if devices == 0 {
+        let Some(vendor) = common_vendor(comm)? else {
             let (rank, host) = (comm.rank(), comm.peer(comm.rank()).host);
-            let cause = Runtime::open(Vendor::Nvidia).err();
-            let cause = cause.map_or_else(String::new, |error| format!(" ({error})"));
-            bail!(
-                "rank {rank} on {host} sees no NVIDIA GPU{cause}: check nvidia-smi and \
-                 CUDA_VISIBLE_DEVICES, or train on CPUs with train.device=cpu"
-            );
-        }
-        let index = local_rank(comm) % devices;
-        let device = CudaDevice::open(index, config.precision())
+            match local_vendor() {
+                Some(_) => bail!(
+                    "rank {rank} on {host} has a GPU, but not all ranks see GPUs of one vendor: give \
+                     every rank one, or train on CPUs with train.device=cpu"
+                ),
+                None => {
+                    let why = sees_no_gpu("train on CPUs with train.device=cpu");
+                    bail!("rank {rank} on {host} {why}")
+                }
+            }
+        };
+        let index = local_rank(comm) % device_count(vendor).max(1);
+        let device = CudaDevice::open_vendor(vendor, index, config.precision())
             .map_err(|error| anyhow!("{error}; train.device=cpu trains on CPUs instead"))?;
         let device = device.with_residual(config.train.residual).with_fp8(config.train.fp8)?;
         let device = match config.train.deterministic {
             true => device.deterministic_results(),
             false => device,
         };
-        Ok(Self::Gpu { device: Box::new(device), index })
+        let first_rank = first_rank(comm, &device, index)?;
+        Ok(Self::Gpu { device: Box::new(device), index, first_rank })
     }
 
     /// Its kernels in a few words: for a GPU also the attention kernels of the configured model.
@@ -156,10 +197,10 @@ impl ComputeDevice {
                 let cpus = regatta_discover::live_affinity().unwrap_or_default();
                 Ok(gemm_peak(comm, &RankGemm { host, cpus, threads, flops_per_second })?)
             }
-            Self::Gpu { device, index } => {
+            Self::Gpu { device, first_rank, .. } => {
                 // Ranks that share a GPU measure what each gets of it.
                 let (host, flops_per_second) = (format!("{host}, GPUs"), device.measure_gemm());
-                let cpus = CpuSet::from_iter([*index as usize]);
+                let cpus = CpuSet::from_iter([*first_rank as usize]);
                 Ok(gemm_peak(comm, &RankGemm { host, cpus, threads: 1, flops_per_second })?)
             }
         }
@@ -167,19 +208,17 @@ impl ComputeDevice {
 
     /// Fails if the ranks that share this GPU need more memory than it has.
     pub fn check_memory(&self, config: &Config, vocab_size: usize, comm: &dyn Comm) -> Result<()> {
-        let Self::Gpu { device, index } = self else { return Ok(()) };
+        let Self::Gpu { device, index, first_rank } = self else { return Ok(()) };
         let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
         let (plan, shape) = config.validate_with_vocab(ranks, vocab_size)?;
         let cost = rank_cost(&shape, &plan, config.cost_options(), rank)?;
         let need = cost.memory.total() + GPU_LIBRARY_BYTES;
         let free = device.free_bytes()?;
-        let own = [i64::from(*index), need.cast_signed()];
+        let own = [i64::from(*first_rank), need.cast_signed()];
         let mut all = vec![own; ranks];
         comm.all_gather(&own, all.as_flattened_mut())?;
         let host = comm.peer(comm.rank()).host;
-        let shares = |other: &u32| {
-            comm.peer(*other).host == host && all[*other as usize][0] == i64::from(*index)
-        };
+        let shares = |other: &u32| all[*other as usize][0] == i64::from(*first_rank);
         let sharing: Vec<u32> = (0..comm.size()).filter(shares).collect();
         let total: u64 = sharing.iter().map(|rank| all[*rank as usize][1].cast_unsigned()).sum();
         if config.train.check_memory && total > free {
@@ -203,7 +242,7 @@ impl ComputeDevice {
 
     /// A communicator of the same ranks for device memory, if there are several.
     pub fn device_comm(&self, comm: &dyn Comm) -> Result<Option<Arc<dyn Comm>>> {
-        let Self::Gpu { index, .. } = self else { return Ok(None) };
+        let Self::Gpu { device, index, .. } = self else { return Ok(None) };
         if comm.size() == 1 {
             return Ok(None);
         }
@@ -212,12 +251,12 @@ impl ComputeDevice {
         };
         if self.shares_gpu(comm)? && std::env::var_os("NCCL_HOSTID").is_none() {
             bail!(
-                "several ranks share a GPU, which NCCL refuses: start one rank per GPU, or for a test \
-                 add --launch \"--wrap 'env NCCL_HOSTID={{rank}}'\""
+                "several ranks share a GPU, which NCCL and RCCL refuse: start one rank per GPU, or for a \
+                 test add --launch \"--wrap 'env NCCL_HOSTID={{rank}}'\""
             );
         }
         let config = NcclConfig {
-            vendor: Vendor::Nvidia,
+            vendor: device.vendor(),
             device: *index,
             desync_after: DESYNC_AFTER,
             debug: false,
@@ -228,14 +267,10 @@ impl ComputeDevice {
 
     /// Whether another rank uses the same GPU.
     fn shares_gpu(&self, comm: &dyn Comm) -> Result<bool> {
-        let Self::Gpu { index, .. } = self else { return Ok(false) };
+        let Self::Gpu { first_rank, .. } = self else { return Ok(false) };
         let mut all = vec![0i64; comm.size() as usize];
-        comm.all_gather(&[i64::from(*index)], &mut all)?;
-        let host = |rank: u32| comm.peer(rank).host;
-        let place = |rank: u32| (host(rank), all[rank as usize]);
-        let mut places: Vec<_> = (0..comm.size()).map(place).collect();
-        places.sort();
-        Ok(places.windows(2).any(|pair| pair[0] == pair[1]))
+        comm.all_gather(&[i64::from(*first_rank)], &mut all)?;
+        Ok((0..).zip(all).any(|(rank, first)| rank != first))
     }
 
     /// Starts to record the intervals of kernels and collectives; whether the device is a GPU.
@@ -270,6 +305,19 @@ fn vocab_note(vocab_size: usize) -> Option<String> {
              aligned for tensor cores: set model.vocab_size={padded}"
         )
     })
+}
+
+/// The lowest rank on this host that uses the same GPU, by its PCI bus id: the index does not identify it if
+/// ranks see different GPUs.
+fn first_rank(comm: &dyn Comm, device: &CudaDevice, index: u32) -> Result<u32> {
+    let id = device.pci_bus_id().unwrap_or_else(|| format!("index {index}"));
+    let mut own = [0u8; PCI_BUS_ID_BYTES];
+    own.iter_mut().zip(id.bytes()).for_each(|(to, byte)| *to = byte);
+    let mut all = vec![own; comm.size() as usize];
+    comm.all_gather(&own, all.as_flattened_mut())?;
+    let host = comm.peer(comm.rank()).host;
+    let uses_it = |rank: &u32| all[*rank as usize] == own && comm.peer(*rank).host == host;
+    Ok((0..comm.rank()).find(uses_it).unwrap_or(comm.rank()))
 }
 
 /// The index of this rank among those of its host.

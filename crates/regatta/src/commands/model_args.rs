@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
-use regatta_comm::nccl::Vendor;
 use regatta_device::ops::Device;
 use regatta_device::precision::Precision;
 use regatta_kernels_cpu::Cpu;
-use regatta_kernels_cuda::{CudaDevice, device_count};
+use regatta_kernels_cuda::CudaDevice;
 use regatta_train::data::Tokenizer;
 use regatta_train::load::{LoadError, Loaded, load};
 
+use super::compute_device::{local_vendor, sees_no_gpu};
 use super::runs::no_checkpoint;
 use crate::output;
 
@@ -46,9 +46,16 @@ enum DeviceChoice {
 impl ModelArgs {
     /// The GPU, or a CPU with these threads in a precision.
     pub fn device(&self, cpu_precision: Precision) -> Result<Box<dyn Device>> {
-        let has_gpu = || device_count(Vendor::Nvidia) > 0;
-        if self.device == DeviceChoice::Gpu || self.device == DeviceChoice::Auto && has_gpu() {
-            return Ok(Box::new(CudaDevice::open(0, Precision::Bf16)?));
+        if self.device != DeviceChoice::Cpu {
+            match (local_vendor(), self.device) {
+                (Some(vendor), _) => {
+                    return Ok(Box::new(CudaDevice::open_vendor(vendor, 0, Precision::Bf16)?));
+                }
+                (None, DeviceChoice::Gpu) => {
+                    bail!("this process {}", sees_no_gpu("run the model with --device cpu"))
+                }
+                (None, _) => {}
+            }
         }
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         let threads = self.threads.map_or_else(cores, usize::from);

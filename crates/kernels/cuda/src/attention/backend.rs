@@ -20,7 +20,7 @@ pub(super) enum Backend {
     Cudnn {
         workspace_bytes: usize,
     },
-    /// Tensor cores.
+    /// Tensor cores, or AMD's matrix cores.
     Flash,
     Generic,
 }
@@ -64,7 +64,7 @@ impl CudaDevice {
             Ok(Some(Forced::Cudnn)) if request.packed.is_some() => {
                 self.cudnn_backend(request).map_err(|cause| format!("{ATTENTION}=cudnn: {cause}"))
             }
-            Ok(Some(Forced::Flash | Forced::Cudnn)) => match self.supports_flash(request) {
+            Ok(Some(Forced::Flash | Forced::Cudnn)) => match Self::supports_flash(request) {
                 true => Ok(Backend::Flash),
                 false => Err(format!("{ATTENTION}=flash needs bf16 and head_dim 64 or 128")),
             },
@@ -81,7 +81,10 @@ impl CudaDevice {
         let request = Request { problem: &problem, packed, others: &others };
         match (self.attention_backend_for(&request), &self.cudnn) {
             (Some(Backend::Cudnn { .. }), Some(cudnn)) => format!("cuDNN {}", cudnn.version()),
-            (Some(Backend::Flash), _) => "flash (mma.sync)".to_owned(),
+            (Some(Backend::Flash), _) => match self.runtime().vendor {
+                Vendor::Nvidia => "flash (mma.sync)".to_owned(),
+                Vendor::Amd => "flash (MFMA)".to_owned(),
+            },
             _ => "generic".to_owned(),
         }
     }
@@ -89,14 +92,13 @@ impl CudaDevice {
     fn fastest_backend(&self, request: &Request<'_>) -> Backend {
         match self.cudnn_backend(request) {
             Ok(backend) => backend,
-            Err(_) if self.supports_flash(request) => Backend::Flash,
+            Err(_) if Self::supports_flash(request) => Backend::Flash,
             Err(_) => Backend::Generic,
         }
     }
 
-    fn supports_flash(&self, Request { problem, others, .. }: &Request<'_>) -> bool {
-        let is_nvidia = self.runtime().vendor == Vendor::Nvidia;
-        is_nvidia && problem.fits_tensor_cores() && others.iter().all(are_suitable)
+    fn supports_flash(Request { problem, others, .. }: &Request<'_>) -> bool {
+        problem.fits_tensor_cores() && others.iter().all(are_suitable)
     }
 
     /// cuDNN, or why it is not used.

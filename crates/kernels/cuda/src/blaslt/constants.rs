@@ -90,6 +90,8 @@ static CUBLASLT: Constants = Constants {
     }),
 };
 
+/// Operations and compute types are in `hipblas-common.h` of hipBLAS-common, data types in
+/// `hip/library_types.h` of HIP, the others in `hipblaslt/hipblaslt.h` of hipBLASLt, since ROCm 6.1.
 static HIPBLASLT: Constants = Constants {
     operations: [111, 112],
     compute_f32: 2,

@@ -20,7 +20,7 @@ pub(crate) type MatmulPreference = *mut c_void;
 pub(crate) const ALGORITHM_BYTES: usize = 64;
 /// Words of a `cublasLtMatmulAlgo_t`.
 pub(crate) const CUBLASLT_ALGORITHM_WORDS: usize = 8;
-/// Words of a `hipblasLtMatmulAlgo_t`.
+/// Words of a `hipblasLtMatmulAlgo_t`: 16 bytes and a `size_t` (`hipblaslt/hipblaslt.h`).
 pub(crate) const HIPBLASLT_ALGORITHM_WORDS: usize = 3;
 
 /// An algorithm of a GEMM and its configuration. Opaque; valid for one version of the library.
@@ -108,7 +108,7 @@ impl Functions {
                 "REGATTA_HIPBLASLT",
                 &["libhipblaslt.so.1", "libhipblaslt.so.0"],
                 "hipblasLt",
-                "use ROCm 6 or newer",
+                "use ROCm 6.1 or newer",
             ),
         };
         let library = library_path::open(variable, names)?;

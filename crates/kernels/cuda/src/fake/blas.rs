@@ -38,6 +38,8 @@ pub(crate) struct Library {
     pub candidates: Vec<Candidate>,
     /// Epilogues without algorithms.
     pub unsupported_epilogues: Vec<u32>,
+    /// Whether GEMMs of bf16 have no algorithms for f32 outputs.
+    pub rejects_mixed_dtypes: bool,
     /// Status of the heuristic without proposals.
     pub no_algorithm_status: c_int,
     /// Whether products are 1, whatever the operands: for GEMMs too large to compute.
@@ -224,10 +226,10 @@ const WORKSPACE_BYTES: usize = 64 << 20;
 unsafe extern "C" fn matmul_algo_get_heuristic(
     handle: Handle,
     desc: MatmulDesc,
+    a: MatrixLayout,
     _: MatrixLayout,
     _: MatrixLayout,
-    _: MatrixLayout,
-    _: MatrixLayout,
+    d: MatrixLayout,
     preference: MatmulPreference,
     count: c_int,
     results: *mut c_void,
@@ -237,6 +239,9 @@ unsafe extern "C" fn matmul_algo_get_heuristic(
     let (handle, desc, preference) = unsafe {
         (Object::<()>::of(handle), Object::<Desc>::of(desc), Object::<Desc>::of(preference))
     };
+    // SAFETY: as above.
+    let is_mixed =
+        unsafe { Object::<Layout>::of(a).value.dtype != Object::<Layout>::of(d).value.dtype };
     let vendor = handle.gpu.config.vendor;
     let constants = Constants::of(vendor);
     lock(&handle.gpu, |library| {
@@ -244,7 +249,9 @@ unsafe extern "C" fn matmul_algo_get_heuristic(
         let alignments = constants.min_alignment_bytes.iter();
         library.alignments = alignments.map(|at| preference.value.get(*at)).collect();
         let epilogue = desc.value.get(constants.desc.epilogue) as u32;
-        let is_supported = !library.unsupported_epilogues.contains(&epilogue)
+        let is_rejected = library.unsupported_epilogues.contains(&epilogue)
+            || is_mixed && library.rejects_mixed_dtypes;
+        let is_supported = !is_rejected
             && preference.value.get(constants.max_workspace_bytes) == WORKSPACE_BYTES as u64;
         let proposals: &[Candidate] = if is_supported { &library.candidates } else { &[] };
         let proposals = &proposals[..proposals.len().min(count as usize)];

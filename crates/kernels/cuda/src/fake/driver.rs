@@ -11,18 +11,22 @@ use regatta_comm::gpu_runtime::{SUCCESS, Stream, Vendor};
 
 use super::declarations::{self, Defines, Parameter};
 use super::error::{INVALID_HANDLE, LAUNCH_FAILURE, NOT_FOUND, get_error_string, misuse};
-use super::gpu::{FakeGpu, MAX_SHARED_BYTES, MULTIPROCESSORS, current, gpu_of_stream, world};
+use super::gpu::{FakeGpu, MULTIPROCESSORS, current, gpu_of_stream, world};
 use super::kernels::{Emulation, emulation};
 use super::launch::{Launch, read_args};
 use super::runtime::code;
+use super::simt::{self, HostModule};
 use crate::Arg;
-use crate::driver::{Driver, GetErrorString, RawFunction, RawModule};
+use crate::driver::{Attribute, Driver, GetErrorString, RawFunction, RawModule};
+use crate::module_cache::PRELUDE;
 
 /// A loaded source.
 pub struct Module {
     source: String,
     defines: Defines,
     kernels: BTreeMap<String, Vec<Parameter>>,
+    /// The compiled source, if it runs itself.
+    host: Option<Arc<HostModule>>,
 }
 
 /// A kernel.
@@ -44,16 +48,18 @@ const MAX_BLOCKS: u32 = 65_535;
 /// Time of a kernel.
 const KERNEL_MS: f32 = 0.001;
 
-/// The driver of the fake GPUs.
-pub fn driver() -> Driver {
+/// The driver of the fake GPUs of a vendor.
+pub fn driver(vendor: Vendor) -> Driver {
+    let is_amd = vendor == Vendor::Amd;
     Driver {
-        vendor: Vendor::Nvidia,
+        vendor,
         module_load_data,
         module_get_function,
         launch_kernel,
-        func_set_attribute: Some(func_set_attribute),
+        func_set_attribute: (!is_amd).then_some(func_set_attribute),
         memset_async,
         device_get_attribute,
+        runtime_get_version: if is_amd { Some(runtime_get_version) } else { None },
         get_error_string: GetErrorString::Hip(get_error_string),
         _library: None,
     }
@@ -61,9 +67,17 @@ pub fn driver() -> Driver {
 
 /// The image is a line with the name of the source and its definitions, then the source.
 unsafe extern "C" fn module_load_data(to: *mut RawModule, image: *const c_void) -> c_int {
-    // SAFETY: without a compiler, the image is a C string.
+    // SAFETY: the fake compiler's image is a C string.
     let image = unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy();
+    let Ok(gpu) = current() else { return INVALID_HANDLE };
     let Some(module) = Module::parse(&image) else { return misuse("the image is no source") };
+    let module = match gpu.config.runs_sources {
+        true => match module.compiled(&image) {
+            Ok(module) => module,
+            Err(error) => return misuse(error),
+        },
+        false => module,
+    };
     let mut world = world();
     let handle = world.new_handle();
     world.modules.insert(handle, Arc::new(module));
@@ -75,6 +89,7 @@ unsafe extern "C" fn module_load_data(to: *mut RawModule, image: *const c_void) 
 impl Module {
     fn parse(image: &str) -> Option<Self> {
         let (line, text) = image.split_once('\n')?;
+        let text = text.strip_prefix(PRELUDE)?;
         let mut words = line.split(' ');
         let source = words.next()?.to_owned();
         let define = |word: &str| {
@@ -83,7 +98,14 @@ impl Module {
         };
         let defines = words.map(define).collect::<Option<Defines>>()?;
         let kernels = declarations::kernels(text, &defines);
-        Some(Self { source, defines, kernels })
+        Some(Self { source, defines, kernels, host: None })
+    }
+
+    /// With its source compiled for the host.
+    fn compiled(self, image: &str) -> Result<Self, String> {
+        let text = image.split_once('\n').map_or("", |(_, text)| text);
+        let host = simt::compile(text, &self.defines, self.kernels.keys())?;
+        Ok(Self { host: Some(host), ..self })
     }
 }
 
@@ -104,7 +126,12 @@ unsafe extern "C" fn module_get_function(
         let Some(emulation) = emulation(&module.source, &name) else {
             return Err(misuse(format!("the fake GPU does not know {}: {name}", module.source)));
         };
-        let allowed_shared_bytes = AtomicU32::new(DEFAULT_SHARED_BYTES);
+        // HIP needs no permission for all shared memory of a workgroup.
+        let allowed = match gpu.config.vendor {
+            Vendor::Nvidia => DEFAULT_SHARED_BYTES,
+            Vendor::Amd => gpu.config.max_shared_bytes(),
+        };
+        let allowed_shared_bytes = AtomicU32::new(allowed);
         let mut world = world();
         let handle = world.new_handle();
         let function = Function { module, name, emulation, allowed_shared_bytes };
@@ -121,8 +148,8 @@ fn function_of(raw: RawFunction) -> Result<Arc<Function>, c_int> {
 
 unsafe extern "C" fn func_set_attribute(raw: RawFunction, attribute: c_int, value: c_int) -> c_int {
     code(function_of(raw).and_then(|function| {
-        let bytes = value.unsigned_abs();
-        if attribute != 8 || bytes > MAX_SHARED_BYTES {
+        let (bytes, gpu) = (value.unsigned_abs(), current()?);
+        if attribute != 8 || bytes > gpu.config.max_shared_bytes() {
             return Err(misuse(format!("{bytes} bytes of shared memory for {}", function.name)));
         }
         function.allowed_shared_bytes.store(bytes, Ordering::Relaxed);
@@ -174,6 +201,14 @@ impl Function {
             gpu.queue_error(super::error::ILLEGAL_ADDRESS);
             return Ok(());
         }
+        let failed = |error: String| misuse(format!("{}: {error}", self.module.source));
+        if let Some(host) = &self.module.host {
+            let mut params: Vec<*mut c_void> = args.iter().map(Arg::address).collect();
+            let params = params.as_mut_ptr();
+            // SAFETY: the arguments are of the declared types; callers pass memory that is large enough.
+            return unsafe { host.launch(&self.name, blocks, threads, shared_bytes, params) }
+                .map_err(failed);
+        }
         let launch = Launch {
             defines: &self.module.defines,
             dtypes: self.emulation.dtypes.clone(),
@@ -184,7 +219,6 @@ impl Function {
             args: args.to_vec(),
             gpu: gpu.clone(),
         };
-        let failed = |error: String| misuse(format!("{}: {error}", self.module.source));
         run(self.emulation.run, &launch).map_err(failed)
     }
 
@@ -233,14 +267,23 @@ unsafe extern "C" fn memset_async(
 unsafe extern "C" fn device_get_attribute(to: *mut c_int, attribute: c_int, index: c_int) -> c_int {
     let Some(gpu) = world().gpus.get(&index).cloned() else { return INVALID_HANDLE };
     let (major, minor) = gpu.config.compute_capability;
-    let value = match attribute {
-        16 => MULTIPROCESSORS,
-        75 => major as c_int,
-        76 => minor as c_int,
-        97 => MAX_SHARED_BYTES as c_int,
-        _ => return misuse(format!("unknown attribute {attribute}")),
+    let values = [
+        (Attribute::MultiprocessorCount, MULTIPROCESSORS),
+        (Attribute::ComputeCapabilityMajor, major as c_int),
+        (Attribute::ComputeCapabilityMinor, minor as c_int),
+        (Attribute::MaxSharedBytesPerBlock, gpu.config.max_shared_bytes() as c_int),
+        (Attribute::WarpSize, gpu.config.warp_size() as c_int),
+    ];
+    let known = values.iter().find(|(known, _)| known.code(gpu.config.vendor) == attribute);
+    let Some((_, value)) = known else {
+        return misuse(format!("unknown attribute {attribute}"));
     };
     // SAFETY: as above.
-    unsafe { *to = value };
+    unsafe { *to = *value };
     SUCCESS
+}
+
+unsafe extern "C" fn runtime_get_version(to: *mut c_int) -> c_int {
+    // SAFETY: as above.
+    code(current().map(|gpu| unsafe { *to = gpu.config.hip_version }))
 }

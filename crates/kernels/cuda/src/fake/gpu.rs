@@ -18,7 +18,13 @@ use super::streams::{Clock, FakeStream, RecordedPoint};
 #[derive(Debug, Clone)]
 pub struct Config {
     pub vendor: Vendor,
+    /// What kernels must be compiled for.
+    pub arch: String,
     pub compute_capability: (u32, u32),
+    /// Version of the HIP runtime.
+    pub hip_version: c_int,
+    /// Whether kernels run from their sources, compiled for the host.
+    pub runs_sources: bool,
     /// Allocations beyond it fail.
     pub memory_bytes: usize,
     /// Allocations of pinned host memory beyond it fail.
@@ -31,6 +37,8 @@ pub struct Config {
     pub failing_launches: BTreeSet<String>,
     /// Kernels that fail after their launch.
     pub failing_kernels: BTreeSet<String>,
+    /// Sources that do not compile.
+    pub failing_sources: BTreeSet<String>,
     /// Kernels that modules do not have.
     pub missing_kernels: BTreeSet<String>,
     /// Functions of graphs that fail.
@@ -41,8 +49,43 @@ pub struct Config {
 
 /// Few, so that blocks of small tensors process several rows.
 pub const MULTIPROCESSORS: c_int = 4;
-/// As on an H200.
-pub const MAX_SHARED_BYTES: u32 = 227 * 1024;
+
+impl Config {
+    /// Without faults: as an H200 or an MI250X, but for memory and multiprocessors.
+    pub fn new(vendor: Vendor, memory_bytes: usize) -> Self {
+        let (arch, compute_capability) = match vendor {
+            Vendor::Nvidia => ("sm_90a", (9, 0)),
+            Vendor::Amd => ("gfx90a", (9, 0)),
+        };
+        Self {
+            vendor,
+            arch: arch.to_owned(),
+            compute_capability,
+            hip_version: 60_342_134,
+            runs_sources: false,
+            memory_bytes,
+            pinned_bytes: usize::MAX,
+            failing_copy: None,
+            offset_bytes: 0,
+            failing_launches: BTreeSet::new(),
+            failing_kernels: BTreeSet::new(),
+            failing_sources: BTreeSet::new(),
+            missing_kernels: BTreeSet::new(),
+            graph_faults: BTreeSet::new(),
+            checks_gemm_memory: true,
+        }
+    }
+
+    /// Threads of a warp.
+    pub fn warp_size(&self) -> usize {
+        if self.vendor == Vendor::Amd { 64 } else { 32 }
+    }
+
+    /// Shared memory that a block may use.
+    pub fn max_shared_bytes(&self) -> u32 {
+        if self.vendor == Vendor::Amd { 64 * 1024 } else { 227 * 1024 }
+    }
+}
 
 /// A fake GPU.
 pub struct FakeGpu {

@@ -1,11 +1,13 @@
-//! A fake GPU in host memory, for tests without a device. It calls itself `Fake GPU (host memory)`.
+//! A fake GPU of either vendor in host memory, for tests without a device. It calls itself `Fake NVIDIA GPU
+//! (host memory)` or `Fake AMD GPU (host memory)`.
 //!
 //! The host code of the backend runs as on a GPU: allocations, copies, kernel launches and GEMMs. The
-//! driver, the runtime and the BLAS library are fakes. Every launch is compared with the declaration of the
-//! kernel in its CUDA source, and what the kernel does is emulated. Accesses outside of allocations,
-//! unaligned vectors and invalid handles are errors; new memory is NaN. Copies of pinned memory run as late
-//! as possible, and accesses of one allocation by two streams without an order are errors, so that a missing
-//! wait is found.
+//! driver, the runtime, the compiler and the BLAS library are fakes. Every launch is compared with the
+//! declaration of the kernel in its source, and what the kernel does is emulated. Accesses outside of
+//! allocations, unaligned vectors and invalid handles are errors; new memory is NaN. Copies of pinned memory
+//! run as late as possible, and accesses of one allocation by two streams without an order are errors, so
+//! that a missing wait is found. With [`FakeDevice::running_sources`], the sources themselves run on an
+//! emulated AMD GPU.
 //!
 //! ```
 //! use regatta_device::DeviceMemory;
@@ -23,6 +25,7 @@
 
 mod array;
 pub(crate) mod blas;
+mod compiler;
 mod declarations;
 mod driver;
 mod error;
@@ -33,6 +36,7 @@ mod kernels;
 pub(crate) mod launch;
 mod memory;
 pub(crate) mod runtime;
+mod simt;
 mod streams;
 #[cfg(test)]
 mod tests;
@@ -54,13 +58,18 @@ use gpu::{Config, FakeGpu};
 
 pub use graph::GraphFault;
 
-/// The name of fake GPUs.
-const NAME: &CStr = c"Fake GPU (host memory)";
+/// The name of a vendor's fake GPUs.
+fn name(vendor: Vendor) -> &'static CStr {
+    match vendor {
+        Vendor::Nvidia => c"Fake NVIDIA GPU (host memory)",
+        Vendor::Amd => c"Fake AMD GPU (host memory)",
+    }
+}
 
 /// Memory of a fake GPU.
 const MEMORY_BYTES: usize = 8 << 30;
 
-/// A fake GPU without faults.
+/// A fake NVIDIA GPU without faults.
 pub fn device(precision: Precision) -> CudaDevice {
     FakeDevice::new(precision).open().unwrap()
 }
@@ -70,26 +79,33 @@ pub fn device(precision: Precision) -> CudaDevice {
 pub struct FakeDevice {
     precision: Precision,
     has_epilogues: bool,
+    has_mixed_gemms: bool,
     config: Config,
 }
 
 impl FakeDevice {
-    /// Without faults.
+    /// An NVIDIA GPU of compute capability 9.0, without faults.
     pub fn new(precision: Precision) -> Self {
-        let config = Config {
-            vendor: Vendor::Nvidia,
-            compute_capability: (9, 0),
-            memory_bytes: MEMORY_BYTES,
-            pinned_bytes: usize::MAX,
-            failing_copy: None,
-            offset_bytes: 0,
-            failing_launches: BTreeSet::new(),
-            failing_kernels: BTreeSet::new(),
-            missing_kernels: BTreeSet::new(),
-            graph_faults: BTreeSet::new(),
-            checks_gemm_memory: true,
-        };
-        Self { precision, has_epilogues: true, config }
+        Self::of_vendor(Vendor::Nvidia, precision)
+    }
+
+    /// An AMD GPU of architecture gfx90a, without faults.
+    pub fn amd(precision: Precision) -> Self {
+        Self::of_vendor(Vendor::Amd, precision)
+    }
+
+    fn of_vendor(vendor: Vendor, precision: Precision) -> Self {
+        let config = Config::new(vendor, MEMORY_BYTES);
+        Self { precision, has_epilogues: true, has_mixed_gemms: true, config }
+    }
+
+    /// An AMD GPU that runs the sources of its kernels, compiled for the host by the system's C++ compiler.
+    /// `None` if there is no compiler.
+    pub fn running_sources(precision: Precision) -> Option<Self> {
+        simt::cpp_compiler()?;
+        let mut fake = Self::amd(precision);
+        fake.config.runs_sources = true;
+        Some(fake)
     }
 
     /// Allocations fail when more than this number of bytes are in use.
@@ -147,6 +163,30 @@ impl FakeDevice {
         self
     }
 
+    /// GEMMs of bf16 do not have f32 outputs.
+    pub fn without_mixed_gemms(mut self) -> Self {
+        self.has_mixed_gemms = false;
+        self
+    }
+
+    /// This source does not compile.
+    pub fn fail_compilation(mut self, source: &str) -> Self {
+        self.config.failing_sources.insert(source.to_owned());
+        self
+    }
+
+    /// With another architecture than gfx90a.
+    pub fn arch(mut self, arch: &str) -> Self {
+        self.config.arch = arch.to_owned();
+        self
+    }
+
+    /// With another version of the HIP runtime.
+    pub fn hip_version(mut self, version: i32) -> Self {
+        self.config.hip_version = version;
+        self
+    }
+
     /// With another compute capability than 9.0.
     pub fn compute_capability(mut self, major: u32, minor: u32) -> Self {
         self.config.compute_capability = (major, minor);
@@ -166,11 +206,12 @@ impl FakeDevice {
             let epilogues = &Constants::of(vendor).epilogues;
             library.unsupported_epilogues = vec![epilogues.bias, epilogues.gelu_aux_bias];
         }
+        library.rejects_mixed_dtypes = !self.has_mixed_gemms;
         let gpu = FakeGpu::create(self.config, library);
         let libraries = Libraries {
             runtime: runtime::runtime(vendor),
-            driver: driver::driver(),
-            compiler: None,
+            driver: driver::driver(vendor),
+            compiler: compiler::compiler(vendor),
             blas: BlasLt::with_functions(blas::functions(vendor)),
             cudnn: None,
         };

@@ -13,7 +13,7 @@ use regatta_comm::gpu_runtime::{
 use super::error::{INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, get_error_string, misuse};
 use super::gpu::{Event, FakeGpu, current, current_index, set_current_index, world};
 use super::streams::FakeStream;
-use super::{NAME, graph, memory};
+use super::{graph, memory, name};
 
 /// The runtime of the fake GPUs of a vendor.
 pub fn runtime(vendor: Vendor) -> Runtime {
@@ -89,10 +89,19 @@ unsafe extern "C" fn set_device(index: c_int) -> c_int {
     SUCCESS
 }
 
-unsafe extern "C" fn get_device_properties(to: *mut c_void, _: c_int) -> c_int {
-    let name = NAME.to_bytes_with_nul();
-    // SAFETY: the caller's buffer is larger.
-    unsafe { std::ptr::copy_nonoverlapping(name.as_ptr(), to.cast(), name.len()) };
+/// Where the architecture is in the properties; the position differs between versions of HIP.
+const ARCH_OFFSET: usize = 1160;
+
+unsafe extern "C" fn get_device_properties(to: *mut c_void, index: c_int) -> c_int {
+    let Some(gpu) = world().gpus.get(&index).cloned() else { return INVALID_DEVICE };
+    let write = |offset: usize, text: &[u8]| {
+        // SAFETY: the caller's buffer is larger.
+        unsafe { to.cast::<u8>().add(offset).copy_from_nonoverlapping(text.as_ptr(), text.len()) };
+    };
+    write(0, name(gpu.config.vendor).to_bytes_with_nul());
+    if gpu.config.vendor == Vendor::Amd {
+        write(ARCH_OFFSET, format!("{}:sramecc+:xnack-\0", gpu.config.arch).as_bytes());
+    }
     SUCCESS
 }
 

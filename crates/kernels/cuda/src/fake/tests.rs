@@ -1,6 +1,7 @@
 //! Faults of the fake GPU, and the errors that they become.
 
 use regatta_comm::DType;
+use regatta_comm::gpu_runtime::Vendor;
 use regatta_device::ops::{Device, LinearShape};
 use regatta_device::precision::Precision;
 use regatta_device::tensor::Tensor;
@@ -9,6 +10,9 @@ use regatta_device::{DeviceMemory, ElementwiseOps, HostTensor, LinearOps, Optimi
 use super::declarations::{self, Defines};
 use super::kernels::emulation;
 use super::{FakeDevice, Probe, device};
+use crate::blaslt::BlasLt;
+use crate::compiler::Compiler;
+use crate::driver::Driver;
 use crate::{Arg, CudaDevice, Grid, Kernel, Ptr, elementwise, sources};
 
 fn open(fake: FakeDevice) -> (CudaDevice, Probe) {
@@ -38,7 +42,8 @@ fn error(device: &CudaDevice) -> String {
 
 #[test]
 fn every_kernel_is_emulated() {
-    for Kernel { source, defines, .. } in sources::representative_kernels() {
+    let kernels = [Vendor::Nvidia, Vendor::Amd].map(sources::representative_kernels);
+    for Kernel { source, defines, .. } in kernels.into_iter().flatten() {
         let defines: Defines =
             defines.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
         let kernels = declarations::kernels(source.text, &defines);
@@ -52,8 +57,12 @@ fn every_kernel_is_emulated() {
 #[test]
 fn the_device_says_that_it_is_fake() {
     let device = device(Precision::Bf16);
-    assert_eq!(device.info().name, "Fake GPU (host memory)");
-    assert!(device.describe().starts_with("Fake GPU (host memory) (sm_90a), bf16"));
+    assert_eq!(device.info().name, "Fake NVIDIA GPU (host memory)");
+    assert!(device.describe().starts_with("Fake NVIDIA GPU (host memory) (sm_90a), bf16"));
+    let device = FakeDevice::amd(Precision::Bf16).open().unwrap();
+    let expected = "Fake AMD GPU (host memory) (gfx90a), bf16, hipBLASLt, own attention kernels";
+    assert_eq!(device.describe(), expected);
+    assert_eq!(device.info().warp_size, 64);
 }
 
 #[test]
@@ -214,7 +223,50 @@ fn a_missing_kernel_is_an_error() {
 #[test]
 fn old_devices_are_rejected() {
     let error = f32_device().compute_capability(7, 5).open().err().unwrap().to_string();
-    assert!(error.contains("Fake GPU (host memory) has compute capability 7.5"), "{error}");
+    assert!(error.contains("Fake NVIDIA GPU (host memory) has compute capability 7.5"), "{error}");
+    let error = |fake: FakeDevice| fake.open().err().unwrap().to_string();
+    let radeon = error(FakeDevice::amd(Precision::F32).arch("gfx1100"));
+    assert!(radeon.contains("architecture gfx1100; gfx90a and gfx942 are supported"), "{radeon}");
+    let old = error(FakeDevice::amd(Precision::F32).hip_version(50_731_921));
+    assert!(old.contains("version 5.7: use ROCm 6.1 or newer"), "{old}");
+}
+
+#[test]
+fn faults_of_an_amd_gpu_are_reported() {
+    let amd = || FakeDevice::amd(Precision::F32);
+    let scaled = |fake: FakeDevice| {
+        let device = fake.open().unwrap();
+        device.scale(2.0, filled(&device, 1 << 18, 1.0).view_mut());
+        error(&device)
+    };
+    let compilation = scaled(amd().fail_compilation("elementwise"));
+    assert!(compilation.contains("compilation failed: elementwise(1): error"), "{compilation}");
+    assert!(compilation.contains("--gpu-architecture=gfx90a"), "{compilation}");
+    assert!(compilation.contains("-munsafe-fp-atomics"), "{compilation}");
+    let memory = scaled(amd().memory_bytes(1 << 19));
+    assert!(memory.contains("out of memory: 1 MiB requested"), "{memory}");
+    let kernel = scaled(amd().fail_kernel("scale_f32"));
+    assert!(kernel.contains("an illegal memory access was encountered"), "{kernel}");
+    let launch = scaled(amd().fail_launch("scale_f32"));
+    assert!(launch.ends_with("scale_f32 failed: unspecified launch failure"), "{launch}");
+}
+
+/// On a machine without ROCm, the error of every library names its override and the fix.
+#[test]
+fn missing_rocm_libraries_are_named() {
+    let errors = [
+        ("REGATTA_HIP", Driver::open(Vendor::Amd).err()),
+        ("REGATTA_HIPRTC", Compiler::open(Vendor::Amd).err()),
+        ("REGATTA_HIPBLASLT", BlasLt::open(Vendor::Amd).err()),
+    ];
+    for (variable, error) in errors {
+        let Some(error) = error.map(|error| error.to_string()) else {
+            eprintln!("skipped: ROCm has the library of {variable}");
+            continue;
+        };
+        assert!(error.contains(&format!("set {variable} to its path")), "{error}");
+        assert!(error.contains("ROCM_PATH"), "{error}");
+    }
 }
 
 /// The arguments of a kernel for a tensor.

@@ -1,11 +1,12 @@
 //! Backward pass: statistics of queries, then the gradients of keys and values, then those of queries.
 
 use regatta_comm::DType;
+use regatta_comm::gpu_runtime::Vendor;
 use regatta_device::ops::AttentionChunkShape;
 
 use super::mma::BackwardLayout;
 use super::problem::kernel_args;
-use super::{Problem, generic};
+use super::{Problem, generic, mfma};
 use crate::elementwise::{are_aligned, is_bf16, to_u32};
 use crate::{Arg, CudaDevice, Grid, Kernel, Ptr, Source};
 
@@ -50,20 +51,34 @@ struct Statistics {
 }
 
 impl CudaDevice {
-    /// Gradients by tensor cores. Every gradient is summed in a fixed order.
+    /// Gradients by the matrix units of the GPU. Every gradient is summed in a fixed order.
     pub(crate) fn flash_backward(&self, problem: &Problem, inputs: BackwardInputs, grads: Grads) {
         let statistics = self.prepare_backward(problem, inputs);
         let head_dim = problem.shape.head_dim;
-        let layout = BackwardLayout::new(head_dim, self.max_shared_bytes() as usize);
-        let kernel = layout.kernel(problem, "attention_mma_backward_kv");
-        let args = kv_args(problem, inputs, statistics, grads);
-        self.launch(&kernel, layout.kv_grid(problem), &args);
-        let kernel = layout.kernel(problem, "attention_mma_backward_q");
-        let args = q_args(problem, inputs, statistics, grads);
-        self.launch(&kernel, layout.q_grid(problem), &args);
+        let [kv, q] = match self.runtime().vendor {
+            Vendor::Nvidia => {
+                let layout = BackwardLayout::new(head_dim, self.max_shared_bytes() as usize);
+                let kernel = |function| layout.kernel(problem, function);
+                [
+                    (kernel("attention_mma_backward_kv"), layout.kv_grid(problem)),
+                    (kernel("attention_mma_backward_q"), layout.q_grid(problem)),
+                ]
+            }
+            Vendor::Amd => {
+                let kv = mfma::Layout::backward_kv(head_dim);
+                let q = mfma::Layout::backward_q(head_dim);
+                let kernel = |function| kv.backward_kernel(problem, function);
+                [
+                    (kernel("attention_mfma_backward_kv"), kv.key_grid(problem)),
+                    (kernel("attention_mfma_backward_q"), q.query_grid(problem)),
+                ]
+            }
+        };
+        self.launch(&kv.0, kv.1, &kv_args(problem, inputs, statistics, grads));
+        self.launch(&q.0, q.1, &q_args(problem, inputs, statistics, grads));
     }
 
-    /// Gradients without tensor cores, in a fixed order, too.
+    /// Gradients without matrix units, in a fixed order, too.
     pub(crate) fn generic_backward(&self, problem: &Problem, inputs: BackwardInputs, grads: Grads) {
         let statistics = self.prepare_backward(problem, inputs);
         let layout = generic::Layout::new(problem, self.warp_threads());

@@ -1,7 +1,6 @@
 //! Attention of one query to a KV cache.
 
 use regatta_comm::DType;
-use regatta_comm::gpu_runtime::Vendor;
 use regatta_device::ops::AttentionShape;
 
 use crate::elementwise::{is_bf16, to_u32};
@@ -70,10 +69,7 @@ impl CudaDevice {
 
     /// Threads of a warp.
     pub(crate) fn warp_threads(&self) -> usize {
-        match self.runtime().vendor {
-            Vendor::Nvidia => 32,
-            Vendor::Amd => 64,
-        }
+        self.info().warp_size as usize
     }
 }
 
@@ -92,9 +88,9 @@ fn kernel(function: &'static str, head_dim: u64, [in_bf16, out_bf16]: [bool; 2])
 }
 
 #[cfg(test)]
-pub(super) fn kernels(head_dim: u64, bf16: u64) -> Vec<Kernel> {
+pub(super) fn kernels(head_dim: u64, bf16: u64, warp: u64) -> Vec<Kernel> {
     let kernel = kernel("attention_decode", head_dim, [bf16 == 1; 2]);
-    vec![kernel.define("WARP_THREADS", 32)]
+    vec![kernel.define("WARP_THREADS", warp)]
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! Forward pass.
 
 use regatta_comm::DType;
+use regatta_comm::gpu_runtime::Vendor;
 
-use super::{Problem, generic, mma};
+use super::{Problem, generic, mfma, mma};
 use crate::elementwise::is_bf16;
 use crate::{Arg, CudaDevice, Ptr};
 
@@ -16,14 +17,19 @@ pub(crate) struct ForwardOutputs {
 }
 
 impl CudaDevice {
-    /// Attention on tensor cores.
+    /// Attention on the matrix units of the GPU.
     pub(crate) fn flash_forward(&self, problem: &Problem, outputs: ForwardOutputs) {
-        let kernel = mma::forward_kernel(problem);
-        let grid = mma::forward_grid(problem);
+        let (kernel, grid) = match self.runtime().vendor {
+            Vendor::Nvidia => (mma::forward_kernel(problem), mma::forward_grid(problem)),
+            Vendor::Amd => {
+                let layout = mfma::Layout::forward(problem.shape.head_dim);
+                (layout.forward_kernel(problem), layout.query_grid(problem))
+            }
+        };
         self.launch(&kernel, grid, &forward_args(problem, outputs));
     }
 
-    /// Attention without tensor cores.
+    /// Attention without matrix units.
     pub(crate) fn generic_forward(&self, problem: &Problem, outputs: ForwardOutputs) {
         let layout = generic::Layout::new(problem, self.warp_threads());
         let out_bf16 = is_bf16(outputs.y_dtype);
@@ -33,7 +39,7 @@ impl CudaDevice {
     }
 }
 
-/// Arguments of `attention_mma_forward` and `attention_generic_forward`.
+/// Arguments of all forward kernels.
 fn forward_args(problem: &Problem, outputs: ForwardOutputs) -> Vec<Arg> {
     let shape = problem.shape;
     let pointers = [problem.q, problem.k, problem.v, outputs.y, outputs.lse];

@@ -14,8 +14,6 @@ pub(crate) static SOURCE: Source = Source {
 
 /// `ROWS` of the source: rows of a warp.
 const WARP_ROWS: usize = 4;
-/// `TILE_ROWS` of the source.
-const TILE_ROWS: usize = 32;
 
 /// The blocks of the kernels.
 #[derive(Debug, Clone, Copy)]
@@ -53,8 +51,8 @@ impl Layout {
     pub fn grid(self, blocks: u32) -> Grid {
         let padded_dim = self.head_dim.next_multiple_of(4);
         let rows = 2 * self.block_rows() * padded_dim;
-        let weights = 2 * self.warps() * TILE_ROWS * WARP_ROWS;
-        let tiles = 2 * TILE_ROWS * (padded_dim + 1);
+        let weights = 2 * self.warps() * self.tile_rows() * WARP_ROWS;
+        let tiles = 2 * self.tile_rows() * (padded_dim + 1);
         let shared = (rows + weights + tiles) * size_of::<f32>();
         Grid::new(blocks, to_u32(self.warps() * self.warp_threads)).shared(to_u32(shared))
     }
@@ -64,15 +62,20 @@ impl Layout {
         self.warps() * WARP_ROWS
     }
 
+    /// `TILE_ROWS` of the source: AMD GPUs have 64 KiB of shared memory.
+    fn tile_rows(self) -> usize {
+        if self.warp_threads == 64 && self.head_dim > 128 { 16 } else { 32 }
+    }
+
     fn warps(self) -> usize {
         if self.head_dim > 128 { 2 } else { 4 }
     }
 }
 
 #[cfg(test)]
-pub(super) fn kernels(head_dim: u64, bf16: u64) -> Vec<Kernel> {
+pub(super) fn kernels(head_dim: u64, bf16: u64, warp: u64) -> Vec<Kernel> {
     let flags = ["CAUSAL", "DROPOUT", "IN_BF16", "DY_BF16", "OUT_BF16", "MERGE", "ACCUMULATE"];
     let kernel = Kernel::new(&SOURCE, "attention_generic_forward").define("HEAD_DIM", head_dim);
-    let kernel = kernel.define("WARP_THREADS", 32);
+    let kernel = kernel.define("WARP_THREADS", warp);
     vec![flags.into_iter().fold(kernel, |kernel, flag| kernel.define(flag, bf16))]
 }

@@ -1,4 +1,4 @@
-//! The tensor-core kernels: definitions, shared memory and blocks.
+//! The kernels of NVIDIA's tensor cores: definitions, shared memory and blocks.
 
 use super::Problem;
 use crate::elementwise::to_u32;
@@ -109,11 +109,11 @@ impl BackwardLayout {
 }
 
 /// `CAUSAL`, `DROPOUT`, and whether results are accumulated over chunks.
-fn flags(problem: &Problem) -> [u64; 3] {
+pub(super) fn flags(problem: &Problem) -> [u64; 3] {
     [problem.shape.causal, problem.dropout.is_some(), problem.is_chunk].map(u64::from)
 }
 
-fn with_defines(
+pub(super) fn with_defines(
     kernel: Kernel,
     head_dim: usize,
     [causal, dropout, chunk]: [u64; 3],

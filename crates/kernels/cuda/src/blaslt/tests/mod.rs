@@ -3,7 +3,6 @@
 mod products;
 mod tuning;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use regatta_comm::gpu_runtime::{Runtime, Vendor};
@@ -26,20 +25,8 @@ struct Fake {
 impl Fake {
     /// On a GPU that becomes the current device of this thread.
     fn new(vendor: Vendor, candidates: &[Candidate]) -> Self {
-        let config = Config {
-            vendor,
-            compute_capability: (9, 0),
-            memory_bytes: usize::MAX,
-            pinned_bytes: usize::MAX,
-            failing_copy: None,
-            offset_bytes: 0,
-            failing_launches: BTreeSet::new(),
-            failing_kernels: BTreeSet::new(),
-            missing_kernels: BTreeSet::new(),
-            graph_faults: BTreeSet::new(),
-            // The tests pass memory of their own.
-            checks_gemm_memory: false,
-        };
+        // The tests pass memory of their own.
+        let config = Config { checks_gemm_memory: false, ..Config::new(vendor, usize::MAX) };
         let library = Library { candidates: candidates.to_vec(), ..Library::default() };
         let gpu = FakeGpu::create(config, library);
         let runtime = Arc::new(runtime::runtime(vendor));

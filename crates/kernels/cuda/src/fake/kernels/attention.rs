@@ -1,5 +1,5 @@
-//! `attention_generic.cu`, `attention_mma_forward.cu` and `attention_mma_backward.cu`: the same operations,
-//! but tensor cores multiply bf16.
+//! `attention_generic.cu`, and `attention_mma_*.cu` and `attention_mfma_*.cu` of the vendors' matrix units: the
+//! same operations, but matrix units multiply bf16.
 
 mod backward;
 mod decode;
@@ -19,6 +19,15 @@ pub(super) fn kernel(operation: &str) -> Option<Run> {
     Some(match operation {
         "attention_generic_forward" => |launch| forward::run(launch, BlockLayout::generic(launch)),
         "attention_mma_forward" => |launch| forward::run(launch, BlockLayout::mma_forward(launch)),
+        "attention_mfma_forward" => {
+            |launch| forward::run(launch, BlockLayout::mfma(launch, [1, 1]))
+        }
+        "attention_mfma_backward_kv" => {
+            |launch| backward::keys_and_values(launch, BlockLayout::mfma(launch, [2, 2]))
+        }
+        "attention_mfma_backward_q" => {
+            |launch| backward::queries(launch, BlockLayout::mfma(launch, [2, 1]))
+        }
         "attention_generic_backward_kv" => {
             |launch| backward::keys_and_values(launch, BlockLayout::generic(launch))
         }

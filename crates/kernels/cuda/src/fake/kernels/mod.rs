@@ -34,6 +34,8 @@ pub(crate) fn emulation(source: &str, function: &str) -> Option<Emulation> {
         "attention_generic"
         | "attention_mma_forward"
         | "attention_mma_backward"
+        | "attention_mfma_forward"
+        | "attention_mfma_backward"
         | "attention_prepare"
         | "attention_decode" => attention::kernel(operation),
         "elementwise" => elementwise::kernel(operation),

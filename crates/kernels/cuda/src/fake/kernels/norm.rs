@@ -82,7 +82,8 @@ fn block_rows(launch: &Launch<'_>) -> usize {
         ["COLUMNS", "ROW_THREADS", "BLOCK_ROWS"].map(|name| launch.define(name));
     launch.assert_threads(row_threads * block_rows);
     launch.assert_one_dimension();
-    assert!(columns.is_multiple_of(VECTOR) && row_threads.is_multiple_of(32), "layout");
+    let warp = launch.gpu.config.warp_size();
+    assert!(columns.is_multiple_of(VECTOR) && row_threads.is_multiple_of(warp), "layout");
     block_rows
 }
 

@@ -15,9 +15,11 @@ impl BlockLayout {
     /// `attention_generic.cu`.
     pub fn generic(launch: &Launch<'_>) -> Self {
         let head_dim = launch.define("HEAD_DIM");
-        let (warps, warp_threads) = (if head_dim > 128 { 2 } else { 4 }, 32);
+        let is_large = head_dim > 128;
+        let (warps, warp_threads) = (if is_large { 2 } else { 4 }, launch.gpu.config.warp_size());
         assert_eq!(launch.define("WARP_THREADS"), warp_threads, "threads of a warp");
-        let (rows, tile_rows, padded_dim) = (warps * 4, 32, head_dim.next_multiple_of(4));
+        let tile_rows = if is_large && warp_threads == 64 { 16 } else { 32 };
+        let (rows, padded_dim) = (warps * 4, head_dim.next_multiple_of(4));
         let weights = 2 * warps * tile_rows * 4;
         let tiles = 2 * tile_rows * (padded_dim + 1);
         let floats = 2 * rows * padded_dim + weights + tiles;
@@ -46,6 +48,16 @@ impl BlockLayout {
         let statistics = 4 * loop_rows * size_of::<f32>();
         let shared_bytes = tiles + if has_statistics { statistics } else { 0 };
         Self { rows, loop_rows, is_mma: true }.checked(launch, warps * 32, shared_bytes)
+    }
+
+    /// `attention_mfma_forward.cu` and `attention_mfma_backward.cu`, with some tiles of loop rows and some
+    /// transposed ones.
+    pub fn mfma(launch: &Launch<'_>, [row_tiles, transposed_tiles]: [usize; 2]) -> Self {
+        let (head_dim, loop_rows) = (mma_head_dim(launch), launch.define("LOOP_ROWS"));
+        let row_tile = loop_rows * (2 * head_dim + 8);
+        let transposed_tile = head_dim * (2 * loop_rows + 8);
+        let shared_bytes = row_tiles * row_tile + transposed_tiles * transposed_tile;
+        Self { rows: 128, loop_rows, is_mma: true }.checked(launch, 256, shared_bytes)
     }
 
     fn checked(self, launch: &Launch<'_>, threads: usize, shared_bytes: usize) -> Self {
