@@ -82,8 +82,9 @@ const F64: Tolerance = Tolerance { values: 1e-9, gradients: 1e-9, losses: 1e-7, 
 const F32: Tolerance = Tolerance { values: 1e-5, gradients: 1e-4, losses: 1e-4, norms: 1e-3 };
 
 /// PyTorch's bf16 losses are within 2.1e-3 of f64, its gradient norms within 2.1e-2 (`make_bf16.py` prints
-/// these). Values of another implementation, which rounds at other points, are on either side of f64.
-const BF16: Tolerance = Tolerance { values: 1e-2, gradients: 1e-2, losses: 4e-3, norms: 4e-2 };
+/// these). Values of another implementation, which rounds at other points, are on either side of f64: gradient
+/// norms of an H200 differ from PyTorch's by up to 4.1e-2.
+const BF16: Tolerance = Tolerance { values: 1e-2, gradients: 1e-2, losses: 4e-3, norms: 6e-2 };
 
 #[test]
 fn gpt2_matches_pytorch() {
