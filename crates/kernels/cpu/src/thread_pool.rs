@@ -127,7 +127,7 @@ impl ThreadPool {
 
     /// As [`Self::tasks`], but several per thread where each has at least `balance_items`, to balance load
     /// when a thread is delayed by another process or by its core's other hyperthread.
-    fn balanced_tasks(&self, items: usize, min_items: usize, balance_items: usize) -> usize {
+    pub fn balanced_tasks(&self, items: usize, min_items: usize, balance_items: usize) -> usize {
         let max = if self.workers.is_empty() { 1 } else { MAX_TASKS_PER_THREAD * self.threads() };
         self.tasks(items, min_items).max((items / balance_items.max(1)).min(max))
     }

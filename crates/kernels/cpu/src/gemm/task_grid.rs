@@ -77,10 +77,6 @@ impl TaskGrid {
         (2 * self.tasks().div_ceil(threads.max(1)) + 1).saturating_mul(block)
     }
 
-    pub fn row_blocks(&self) -> usize {
-        self.row_blocks
-    }
-
     /// Number of blocks.
     pub fn tasks(&self) -> usize {
         self.row_blocks * self.column_blocks

@@ -1,7 +1,5 @@
 //! Cache-line-aligned memory of packed operands.
 
-use std::marker::PhantomData;
-
 use regatta_comm::Buffer;
 
 /// 32-bit words of a line.
@@ -38,48 +36,5 @@ impl AlignedLines {
         let count = self.0.len() / size_of::<CacheLine>();
         // SAFETY: as above.
         unsafe { std::slice::from_raw_parts(self.0.address().as_ptr().cast(), count) }
-    }
-}
-
-/// Mutably borrowed lines of which the threads of a pool pack disjoint blocks.
-#[derive(Debug, Clone, Copy)]
-pub struct DisjointLines<'a> {
-    start: *mut CacheLine,
-    len: usize,
-    lifetime: PhantomData<&'a mut [CacheLine]>,
-}
-
-// SAFETY: lines are reached only by `block`, whose callers promise disjoint blocks.
-unsafe impl Send for DisjointLines<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for DisjointLines<'_> {}
-
-impl<'a> DisjointLines<'a> {
-    /// Of all these lines.
-    pub fn new(lines: &'a mut [CacheLine]) -> Self {
-        Self { start: lines.as_mut_ptr(), len: lines.len(), lifetime: PhantomData }
-    }
-
-    /// The lines from one on.
-    ///
-    /// # Panics
-    /// If it is out of bounds.
-    pub fn at_line(self, first: usize) -> Self {
-        assert!(first <= self.len, "line {first} of {}", self.len);
-        Self { start: self.start.wrapping_add(first), len: self.len - first, ..self }
-    }
-
-    /// A block of sixteen lines.
-    ///
-    /// # Safety
-    /// No other reference to these lines may exist.
-    ///
-    /// # Panics
-    /// If it is out of bounds.
-    #[inline(always)]
-    pub unsafe fn block(&self, first: usize) -> &'a mut [CacheLine] {
-        assert!(first + WORDS <= self.len, "a block at line {first} of {}", self.len);
-        // SAFETY: the block is in bounds; the caller promises exclusive access.
-        unsafe { std::slice::from_raw_parts_mut(self.start.add(first), WORDS) }
     }
 }

@@ -9,11 +9,11 @@ use std::marker::PhantomData;
 use std::sync::OnceLock;
 
 use super::aligned_lines::{CacheLine, WORDS};
-use super::epilogue::{Accumulators, TILE_COLUMNS, TileOutput, TileStore, write_tile};
+use super::epilogue::{Accumulators, TILE_COLUMNS, TileOutput, write_tile};
 use super::kernel::Blocking;
 use super::microkernel::{GemmTile, MicroKernelFn};
 use super::microkernel_x86::NativeRounding;
-use crate::gemm::small_f32::{MatrixPtr, MatrixPtrMut};
+use crate::gemm::small_f32::MatrixPtrMut;
 
 /// Rows of a tile.
 const TILE_ROWS: usize = 16;
@@ -127,7 +127,7 @@ const FULL_TILES: TileConfig = {
 };
 
 /// `asm!` that clobbers all tiles. The compiler never allocates tiles itself, because no function enables
-/// AMX, so the configuration and the contents of tiles persist between these blocks.
+/// AMX, so the configuration persists between these blocks.
 macro_rules! tile_asm {
     ($($arg:tt)*) => {
         asm!(
@@ -148,7 +148,7 @@ impl TileConfigGuard {
         assert!(is_available(), "AMX is not available");
         if GUARDS.with(GuardCount::acquire) {
             // SAFETY: AMX is available, and the configuration is valid. It zeroes the tiles, in which nothing
-            // is live before the first guard.
+            // is live between blocks.
             unsafe { tile_asm!("ldtilecfg [{}]", in(reg) &FULL_TILES,) };
         }
         Self { not_send: PhantomData }
@@ -183,10 +183,10 @@ struct TileOperands {
 }
 
 impl TileOperands {
-    fn new(tile: &GemmTile, store: &TileStore) -> Self {
+    fn new(tile: &GemmTile, acc: &mut Accumulators, output: &mut TileOutput<'_>) -> Self {
         // Without a second panel, the first is read twice and its second result is not used.
         let second = (tile.panels - 1) * tile.b_stride;
-        let c = store.to;
+        let c = direct_store(tile, output).unwrap_or_else(|| acc.as_mut_ptr());
         Self {
             a: [0, TILE_ROWS].map(|row| tile.a.at_row(row).start),
             a_row: tile.a.row_bytes,
@@ -200,52 +200,25 @@ impl TileOperands {
 }
 
 /// Where a full tile can be stored directly.
-fn direct_store(tile: &GemmTile, output: &TileOutput<'_>) -> Option<MatrixPtrMut> {
+fn direct_store(tile: &GemmTile, output: &mut TileOutput<'_>) -> Option<MatrixPtrMut> {
     let is_full = tile.rows == 2 * TILE_ROWS;
     if is_full { output.direct_store(tile.rows, TILE_COLUMNS) } else { None }
-}
-
-/// Initialises the four tiles of accumulators.
-///
-/// # Safety
-/// A [`TileConfigGuard`] must exist on this thread. `from` must have 32 rows of 32 columns.
-#[inline(always)]
-unsafe fn init_tiles(from: Option<MatrixPtr>) {
-    let Some(from) = from else {
-        // SAFETY: the caller's promise.
-        return unsafe {
-            tile_asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",)
-        };
-    };
-    // SAFETY: the caller's promise.
-    unsafe {
-        tile_asm!(
-            "tileloadd tmm0, [{upper} + {row}*1]",
-            "tileloadd tmm1, [{upper} + {row}*1 + 64]",
-            "tileloadd tmm2, [{lower} + {row}*1]",
-            "tileloadd tmm3, [{lower} + {row}*1 + 64]",
-            upper = in(reg) from.ptr,
-            lower = in(reg) from.at_row(TILE_ROWS).ptr,
-            row = in(reg) from.row_stride * size_of::<f32>(),
-        );
-    }
 }
 
 /// # Safety
 /// See [`MicroKernelFn`]; and a [`TileConfigGuard`] must exist on this thread.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub unsafe fn run(tile: &GemmTile, acc: &mut Accumulators, mut output: TileOutput<'_>) {
-    let direct = direct_store(tile, &output);
-    // SAFETY: the caller's promise.
-    let store = unsafe { TileStore::new(direct, tile.init, tile.rows, acc, &mut output) };
-    // SAFETY: the caller promises configured tiles; initial values have 32 rows of 32 columns.
-    unsafe { init_tiles(store.init) };
-    let operands = TileOperands::new(tile, &store);
+    let operands = TileOperands::new(tile, acc, &mut output);
     let TileOperands { a, a_row, a_step, b, steps, c, c_row } = operands;
     // SAFETY: the caller promises configured tiles and operands of that many steps; the output has 32 rows of
     // 32 columns.
     unsafe {
         tile_asm!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
             "test {steps}, {steps}",
             "jz 4f",
             "tileloadd tmm6, [{b_0} + {row}*1]",
@@ -292,7 +265,7 @@ pub unsafe fn run(tile: &GemmTile, acc: &mut Accumulators, mut output: TileOutpu
             c_row = in(reg) c_row,
         );
     }
-    if !store.is_direct {
+    if direct_store(tile, &mut output).is_none() {
         // SAFETY: the caller's promise.
         unsafe { write_tile::<NativeRounding>(acc, tile.rows, output) };
     }

@@ -2,8 +2,8 @@
 
 use super::convert::{Element, Rounding};
 use crate::gemm::Epilogue;
-use crate::gemm::small_f32::{MatrixPtr, MatrixPtrMut};
-use crate::slice::{DisjointMut, SliceMut};
+use crate::gemm::small_f32::MatrixPtrMut;
+use crate::slice::SliceMut;
 
 /// Columns of the largest tile.
 pub const TILE_COLUMNS: usize = 32;
@@ -20,63 +20,12 @@ impl Accumulators {
     pub fn as_mut_ptr(&mut self) -> MatrixPtrMut {
         MatrixPtrMut { ptr: self.0.as_flattened_mut().as_mut_ptr(), row_stride: TILE_COLUMNS }
     }
-
-    /// Loads the rows of an f32 output.
-    #[inline(always)]
-    unsafe fn load_output(&mut self, output: &TileOutput<'_>, rows: usize) {
-        for (row, acc) in self.0[..rows].iter_mut().enumerate() {
-            let start = output.first + row * output.row_stride;
-            // SAFETY: the caller promises exclusive access.
-            let row = unsafe { output.elements.slice_f32(start..start + output.columns) };
-            acc[..row.len()].copy_from_slice(row);
-        }
-    }
-}
-
-/// Where the accumulators of a tile come from and where they are stored.
-pub struct TileStore {
-    /// Initial values; zeros if there are none.
-    pub init: Option<MatrixPtr>,
-    pub to: MatrixPtrMut,
-    /// Whether `to` is the output; otherwise it is written by [`write_tile`].
-    pub is_direct: bool,
-}
-
-impl TileStore {
-    /// Stores to `direct` if possible, else to `acc`. Sums continue from `init` or from an f32 output, so that
-    /// how a GEMM is split does not change the order of additions.
-    ///
-    /// # Safety
-    /// No other thread may access the tile.
-    #[inline(always)]
-    pub unsafe fn new(
-        direct: Option<MatrixPtrMut>,
-        init: Option<MatrixPtr>,
-        rows: usize,
-        acc: &mut Accumulators,
-        output: &mut TileOutput<'_>,
-    ) -> Self {
-        let adds = output.accumulates() && output.elements.is_f32();
-        if let (Some(to), None) = (direct, init) {
-            return Self { init: adds.then(|| to.as_const()), to, is_direct: true };
-        }
-        let to = acc.as_mut_ptr();
-        if init.is_some() || !adds {
-            return Self { init, to, is_direct: false };
-        }
-        // SAFETY: the caller's promise.
-        unsafe { acc.load_output(output, rows) };
-        output.epilogue = Epilogue::Store;
-        Self { init: Some(to.as_const()), to, is_direct: false }
-    }
 }
 
 /// Destination of a tile.
 pub struct TileOutput<'a> {
-    /// Output, in which other threads write other tiles.
-    pub elements: DisjointMut<'a>,
-    /// Index of the tile's first element.
-    pub first: usize,
+    /// Output, from the tile's first element on.
+    pub elements: SliceMut<'a>,
     /// Stride between rows.
     pub row_stride: usize,
     /// Columns of the tile that are in the output.
@@ -86,22 +35,16 @@ pub struct TileOutput<'a> {
 }
 
 impl TileOutput<'_> {
-    /// Where a kernel can store its accumulators directly: an f32 output without a bias.
+    /// Where a kernel can store its accumulators directly: an f32 output without a further epilogue.
     #[inline(always)]
-    pub fn direct_store(&self, rows: usize, columns: usize) -> Option<MatrixPtrMut> {
-        let is_plain = !matches!(self.epilogue, Epilogue::Bias(_));
-        if !(is_plain && self.elements.is_f32() && self.columns == columns) {
-            return None;
+    pub fn direct_store(&mut self, rows: usize, columns: usize) -> Option<MatrixPtrMut> {
+        match (&mut self.elements, self.epilogue) {
+            (SliceMut::F32(c), Epilogue::Store) if self.columns == columns => {
+                let len = (rows - 1) * self.row_stride + columns;
+                Some(MatrixPtrMut { ptr: c[..len].as_mut_ptr(), row_stride: self.row_stride })
+            }
+            _ => None,
         }
-        let last = self.first + (rows - 1) * self.row_stride + columns - 1;
-        assert!(last < self.elements.len(), "the tile is out of bounds");
-        let ptr = self.elements.ptr_f32(self.first);
-        Some(MatrixPtrMut { ptr, row_stride: self.row_stride })
-    }
-
-    /// Whether the output is added to.
-    pub fn accumulates(&self) -> bool {
-        matches!(self.epilogue, Epilogue::Accumulate)
     }
 }
 
@@ -109,37 +52,39 @@ impl TileOutput<'_> {
 /// instructions.
 ///
 /// # Safety
-/// The CPU must have the instructions of the rounding, and no other thread may access the tile.
+/// The CPU must have the instructions of the rounding.
 #[inline(always)]
 pub unsafe fn write_tile<R: Rounding>(acc: &Accumulators, rows: usize, output: TileOutput<'_>) {
-    let TileOutput { elements, first, row_stride, columns, epilogue } = output;
-    for (row, acc) in acc.0[..rows].iter().enumerate() {
-        let start = first + row * row_stride;
-        // SAFETY: the caller's promise.
-        unsafe {
-            match elements.slice(start..start + columns) {
-                SliceMut::F32(c) => write_epilogue::<R, _>(acc, c, epilogue),
-                SliceMut::Bf16(c) => write_epilogue::<R, _>(acc, c, epilogue),
-            }
+    let TileOutput { elements, row_stride, columns, epilogue } = output;
+    // SAFETY: the caller's promise.
+    unsafe {
+        match elements {
+            SliceMut::F32(c) => write_rows::<R, _>(acc, rows, c, row_stride, columns, epilogue),
+            SliceMut::Bf16(c) => write_rows::<R, _>(acc, rows, c, row_stride, columns, epilogue),
         }
     }
 }
 
 #[inline(always)]
-unsafe fn write_epilogue<R: Rounding, T: Element>(
-    acc: &[f32; TILE_COLUMNS],
+unsafe fn write_rows<R: Rounding, T: Element>(
+    acc: &Accumulators,
+    rows: usize,
     c: &mut [T],
+    row_stride: usize,
+    columns: usize,
     epilogue: Epilogue<'_>,
 ) {
-    let columns = c.len();
-    // SAFETY: the caller's promise.
-    unsafe {
-        match epilogue {
-            Epilogue::Store => write_row::<R, _>(c, acc, acc, |_, acc, _| acc),
-            Epilogue::Bias(bias) => {
-                write_row::<R, _>(c, acc, &bias[..columns], |_, acc, bias| acc + bias);
+    for (row, acc) in acc.0[..rows].iter().enumerate() {
+        let c = &mut c[row * row_stride..][..columns];
+        // SAFETY: the caller's promise.
+        unsafe {
+            match epilogue {
+                Epilogue::Store => write_row::<R, _>(c, acc, acc, |_, acc, _| acc),
+                Epilogue::Bias(bias) => {
+                    write_row::<R, _>(c, acc, &bias[..columns], |_, acc, bias| acc + bias);
+                }
+                Epilogue::Accumulate => write_row::<R, _>(c, acc, acc, |c, acc, _| c + acc),
             }
-            Epilogue::Accumulate => write_row::<R, _>(c, acc, acc, |c, acc, _| c + acc),
         }
     }
 }

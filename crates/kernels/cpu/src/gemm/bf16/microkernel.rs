@@ -2,8 +2,8 @@
 
 use super::aligned_lines::{CacheLine, WORDS};
 use super::convert::{PortableRounding, Rounding};
-use super::epilogue::{Accumulators, TileOutput, TileStore, write_tile};
-use crate::gemm::small_f32::MatrixPtr;
+use super::epilogue::{Accumulators, TileOutput, write_tile};
+use crate::gemm::small_f32::MatrixPtrMut;
 
 /// Operands of a tile.
 pub struct GemmTile {
@@ -19,8 +19,6 @@ pub struct GemmTile {
     pub b_stride: usize,
     /// Pairs of `k`.
     pub pairs: usize,
-    /// Sums of an earlier part of `k`, of the size of the largest tile.
-    pub init: Option<MatrixPtr>,
 }
 
 /// Rows of A, packed or in place.
@@ -34,18 +32,7 @@ pub struct PanelA {
     pub step_bytes: usize,
 }
 
-// SAFETY: a bare address of lines that threads only read.
-unsafe impl Send for PanelA {}
-// SAFETY: as above.
-unsafe impl Sync for PanelA {}
-
 impl PanelA {
-    /// The panel from an element of `k` on, a multiple of 32.
-    pub fn at_depth(self, k: usize) -> Self {
-        let step = k / (2 * WORDS);
-        Self { start: self.start.wrapping_byte_add(step * self.step_bytes), ..self }
-    }
-
     /// The panel from a row on.
     pub fn at_row(self, row: usize) -> Self {
         Self { start: self.start.wrapping_byte_add(row * self.row_bytes), ..self }
@@ -55,8 +42,8 @@ impl PanelA {
 /// Computes a tile and writes it to the output.
 ///
 /// # Safety
-/// The CPU must support the kernel, the tile must not exceed the kernel's, both operands must be valid and
-/// packed, with padding to groups of sixteen pairs, and no other thread may access the tile of the output.
+/// The CPU must support the kernel, the tile must not exceed the kernel's, and both operands must be valid
+/// and packed, with padding to groups of sixteen pairs.
 pub type MicroKernelFn = unsafe fn(&GemmTile, &mut Accumulators, TileOutput<'_>);
 
 /// A micro-kernel of vectors of sixteen columns.
@@ -81,8 +68,6 @@ pub trait MicroKernel {
 
     /// Zeros.
     unsafe fn zero() -> Self::Acc;
-    /// Loads sixteen accumulators.
-    unsafe fn load(from: *const f32) -> Self::Acc;
     /// Broadcasts the pair at a word.
     unsafe fn broadcast_a(word: *const u32) -> Self::A;
     /// Loads the pairs of a line.
@@ -97,19 +82,12 @@ pub trait MicroKernel {
 #[inline(always)]
 unsafe fn multiply<M: MicroKernel, const R: usize, const V: usize>(
     tile: &GemmTile,
-    store: &TileStore,
+    to: MatrixPtrMut,
 ) {
     // SAFETY: the caller promises the instructions, operands of as many lines as there are pairs, and an
     // output of this size.
     unsafe {
-        let (mut acc, to) = ([[M::zero(); V]; R], store.to);
-        if let Some(init) = store.init {
-            for (r, acc) in acc.iter_mut().enumerate() {
-                for (v, acc) in acc.iter_mut().enumerate() {
-                    *acc = M::load(init.ptr.add(r * init.row_stride + v * WORDS));
-                }
-            }
-        }
+        let mut acc = [[M::zero(); V]; R];
         let (mut a, mut b) = (tile.a.start, tile.b);
         let mut pairs = tile.pairs;
         while pairs > 0 {
@@ -140,12 +118,12 @@ unsafe fn multiply<M: MicroKernel, const R: usize, const V: usize>(
 
 /// Dispatches on the number of rows, so that each is compiled separately.
 #[inline(always)]
-unsafe fn multiply_rows<M: MicroKernel, const V: usize>(tile: &GemmTile, store: &TileStore) {
+unsafe fn multiply_rows<M: MicroKernel, const V: usize>(tile: &GemmTile, to: MatrixPtrMut) {
     macro_rules! dispatch {
         ($($rows:literal)*) => {
             match tile.rows {
                 // SAFETY: the caller's promise.
-                $($rows if $rows <= M::ROWS => unsafe { multiply::<M, $rows, V>(tile, store) },)*
+                $($rows if $rows <= M::ROWS => unsafe { multiply::<M, $rows, V>(tile, to) },)*
                 rows => unreachable!("no micro-kernel has {rows} rows"),
             }
         };
@@ -164,17 +142,18 @@ pub unsafe fn run<M: MicroKernel>(
     mut output: TileOutput<'_>,
 ) {
     let direct = output.direct_store(tile.rows, tile.panels * WORDS);
+    let to = direct.unwrap_or_else(|| acc.as_mut_ptr());
     // SAFETY: the caller's promise.
     unsafe {
-        let store = TileStore::new(direct, tile.init, tile.rows, acc, &mut output);
         if tile.panels == 2 && M::PANELS == 2 {
-            multiply_rows::<M, 2>(tile, &store);
+            multiply_rows::<M, 2>(tile, to);
         } else {
-            multiply_rows::<M, 1>(tile, &store);
+            multiply_rows::<M, 1>(tile, to);
         }
-        if !store.is_direct {
-            write_tile::<M::Rounding>(acc, tile.rows, output);
-        }
+    }
+    if direct.is_none() {
+        // SAFETY: the caller's promise.
+        unsafe { write_tile::<M::Rounding>(acc, tile.rows, output) };
     }
 }
 
@@ -193,12 +172,6 @@ impl MicroKernel for Portable {
     #[inline(always)]
     unsafe fn zero() -> Self::Acc {
         [0.0; WORDS]
-    }
-
-    #[inline(always)]
-    unsafe fn load(from: *const f32) -> Self::Acc {
-        // SAFETY: the caller's promise.
-        unsafe { from.cast::<[f32; WORDS]>().read_unaligned() }
     }
 
     #[inline(always)]

@@ -58,11 +58,6 @@ impl MicroKernel for Avx512Bf16 {
             _mm512_setzero_ps()
         }
 
-        unsafe fn load(from: *const f32) -> __m512 {
-            // SAFETY: the caller's promise.
-            unsafe { _mm512_loadu_ps(from) }
-        }
-
         unsafe fn broadcast_a(word: *const u32) -> __m512i {
             // SAFETY: the caller's promise.
             _mm512_set1_epi32(unsafe { *word } as i32)
@@ -122,11 +117,6 @@ impl MicroKernel for Avx512 {
             _mm512_setzero_ps()
         }
 
-        unsafe fn load(from: *const f32) -> __m512 {
-            // SAFETY: the caller's promise.
-            unsafe { _mm512_loadu_ps(from) }
-        }
-
         unsafe fn broadcast_a(word: *const u32) -> [__m512; 2] {
             // SAFETY: the caller's promise; the second word is one line after the first.
             let [even, odd] = unsafe { [*word, *word.add(WORDS)] };
@@ -167,11 +157,6 @@ impl MicroKernel for Avx2 {
     with_features! { "avx2,fma":
         unsafe fn zero() -> [__m256; 2] {
             [_mm256_setzero_ps(); 2]
-        }
-
-        unsafe fn load(from: *const f32) -> [__m256; 2] {
-            // SAFETY: the caller's promise.
-            unsafe { [_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))] }
         }
 
         unsafe fn broadcast_a(word: *const u32) -> [__m256; 2] {

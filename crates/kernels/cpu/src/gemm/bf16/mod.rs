@@ -5,7 +5,7 @@
 //! transposed operands cost nothing more. AMX can also read rows of A in place if they are already bf16. See
 //! `pack` for the layout, `blocking` for the loops, `microkernel` for the inner loop.
 //!
-//! There are no threads here. Splitting the rows or columns of a GEMM does not change its result.
+//! There are no threads here. Splitting the rows of a GEMM does not change its result.
 
 mod aligned_lines;
 mod blocking;
@@ -29,19 +29,17 @@ mod tests;
 
 pub use crate::slice::{Slice, SliceMut};
 pub use blocking::gemm_packed;
-pub use epilogue::{MAX_TILE_ROWS, TILE_COLUMNS};
+pub use epilogue::MAX_TILE_ROWS;
 pub use kernel::Kernel;
 pub use matrix::{MatrixSlice, MatrixSliceMut};
 pub use pack::ParallelFor;
 
-pub(crate) use blocking::{OperandA, OutputBlock, gemm_block};
 pub(crate) use convert::{Element, round_to_bf16};
-pub(crate) use pack::PackedA;
 
 use std::ops::Range;
 
 use super::{Epilogue, GemmShape};
-use aligned_lines::AlignedLines;
+use aligned_lines::{AlignedLines, WORDS};
 use epilogue::Accumulators;
 
 /// Buffers of a GEMM: one per thread, reused by every call.
@@ -50,7 +48,6 @@ pub struct GemmScratch {
     packed_a: AlignedLines,
     packed_b: PackedB,
     acc: Box<Accumulators>,
-    staged_sums: Vec<f32>,
 }
 
 /// B, packed once for many GEMMs. Threads may share it.
@@ -76,7 +73,8 @@ impl PackedB {
     /// If `b` is too short, or the CPU does not support the kernel.
     pub fn pack(&mut self, kernel: Kernel, k: usize, n: usize, b: MatrixSlice<'_>) {
         self.reset(kernel, [k, n], &b);
-        pack::pack_b(kernel, &b, [k, n], &mut self.lines);
+        let out = self.lines.at_least(n.div_ceil(WORDS) * pack::panel_stride(k));
+        pack::pack_columns(kernel, &b, k, 0..n, out);
     }
 
     /// As [`Self::pack`], in at most `tasks` tasks run by `parallel_for`.
@@ -111,7 +109,7 @@ impl PackedB {
         assert!(in_bounds, "rows {rows:?} by {n} are out of bounds for {} by {}", self.k, self.n);
         let aligned = rows.start.is_multiple_of(pack::DEPTH);
         assert!(aligned, "the first of rows {rows:?} is not a multiple of {}", pack::DEPTH);
-        PackedBView { packed: self, first: rows.start, k: rows.len(), first_column: 0, n }
+        PackedBView { packed: self, first: rows.start, k: rows.len(), n }
     }
 }
 
@@ -122,27 +120,12 @@ pub struct PackedBView<'a> {
     /// First row.
     first: usize,
     k: usize,
-    /// First column, a multiple of 32.
-    first_column: usize,
     n: usize,
 }
 
 impl<'a> From<&'a PackedB> for PackedBView<'a> {
     fn from(packed: &'a PackedB) -> Self {
-        Self { packed, first: 0, k: packed.k, first_column: 0, n: packed.n }
-    }
-}
-
-impl PackedBView<'_> {
-    /// A range of its columns.
-    ///
-    /// # Panics
-    /// If they are out of bounds, or the first is not a multiple of 32.
-    pub(crate) fn columns(self, range: Range<usize>) -> Self {
-        assert!(range.start <= range.end && range.end <= self.n, "{range:?} of {}", self.n);
-        let aligned = range.start.is_multiple_of(epilogue::TILE_COLUMNS);
-        assert!(aligned, "the first of columns {range:?} is not the first of a tile");
-        Self { first_column: self.first_column + range.start, n: range.len(), ..self }
+        Self { packed, first: 0, k: packed.k, n: packed.n }
     }
 }
 

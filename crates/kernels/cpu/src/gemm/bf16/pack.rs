@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 use half::bf16;
 
-use super::aligned_lines::{AlignedLines, CacheLine, DisjointLines, WORDS};
+use super::aligned_lines::{AlignedLines, CacheLine, WORDS};
 use super::convert::{Element, with_widest_vectors};
 use super::kernel::{Blocking, Kernel};
 use super::matrix::MatrixSlice;
@@ -19,7 +19,6 @@ use super::microkernel::PanelA;
 use super::pack_avx512::ZmmLine;
 use super::pack_portable::gather_line;
 use crate::slice::Slice;
-use crate::thread_pool::task_range;
 
 /// Elements along `k` of a block.
 pub const DEPTH: usize = 2 * WORDS;
@@ -92,61 +91,35 @@ pub fn pack_b_parallel(
     tasks: usize,
     parallel_for: &ParallelFor<'_>,
 ) {
-    let (panels, groups) = (n.div_ceil(WORDS), k.div_ceil(DEPTH));
-    let out = DisjointLines::new(lines.at_least(panels * panel_stride(k)));
-    // Tasks have whole rows of a row-major matrix, whose panels are narrower than a cache line, and whole
-    // columns of a column-major one.
-    let by_depth = b.column_stride == 1;
-    let units = if by_depth { groups } else { panels };
-    let tasks = units.min(tasks.max(1));
-    parallel_for(tasks, &|task| {
-        let units = task_range(units, tasks, task, 1);
-        let part = match by_depth {
-            true => PartB { ks: units.start * DEPTH..k.min(units.end * DEPTH), columns: 0..n },
-            false => PartB { ks: 0..k, columns: units.start * WORDS..n.min(units.end * WORDS) },
-        };
-        // SAFETY: parts are disjoint.
-        unsafe { pack_part(kernel, b, k, part, out) };
+    let (stride, panels) = (panel_stride(k), n.div_ceil(WORDS));
+    let task_panels = panels.div_ceil(tasks.max(1)).max(1);
+    let out = lines.at_least(panels * stride);
+    let chunks: Vec<_> = out.chunks_mut(task_panels * stride).map(Mutex::new).collect();
+    parallel_for(chunks.len(), &|task| {
+        let first = task * task_panels * WORDS;
+        let columns = first..n.min(first + task_panels * WORDS);
+        let mut out = chunks[task].lock().unwrap_or_else(PoisonError::into_inner);
+        pack_columns(kernel, b, k, columns, &mut out);
     });
 }
 
-/// Packs B.
-pub fn pack_b(kernel: Kernel, b: &MatrixSlice<'_>, [k, n]: [usize; 2], lines: &mut AlignedLines) {
-    let out = DisjointLines::new(lines.at_least(n.div_ceil(WORDS) * panel_stride(k)));
-    // SAFETY: the lines are borrowed mutably.
-    unsafe { pack_part(kernel, b, k, PartB { ks: 0..k, columns: 0..n }, out) };
-}
-
-/// A part of B, from the start of a block on.
-struct PartB {
-    ks: Range<usize>,
-    columns: Range<usize>,
-}
-
-/// Packs a part of B, whose depth is `k`, into the lines of all of B.
-///
-/// # Safety
-/// No other thread may access the lines of the part.
-unsafe fn pack_part(
+/// Packs some columns of B, from the start of a panel on.
+pub fn pack_columns(
     kernel: Kernel,
     b: &MatrixSlice<'_>,
     k: usize,
-    part: PartB,
-    out: DisjointLines<'_>,
+    columns: Range<usize>,
+    out: &mut [CacheLine],
 ) {
-    let PartB { ks, columns } = part;
     let source = PackSource {
         elements: b.elements,
-        first: ks.start * b.row_stride + columns.start * b.column_stride,
+        first: columns.start * b.column_stride,
         lanes: columns.len(),
         lane_stride: b.column_stride,
-        k: ks.len(),
+        k,
         k_stride: b.row_stride,
     };
-    let stride = panel_stride(k);
-    let out = out.at_line(columns.start / WORDS * stride + ks.start / DEPTH * WORDS);
-    // SAFETY: the caller's promise.
-    unsafe { dispatch(kernel, &source, PackedLayout::B { stride }, out) };
+    dispatch(kernel, &source, PackedLayout::B { stride: panel_stride(k) }, out);
 }
 
 /// Packs some rows and columns of A, or returns them in place if the kernel can read them there.
@@ -161,101 +134,26 @@ pub fn pack_a(
     if let Some(panel) = in_place(blocking, a, &rows, &ks) {
         return panel;
     }
-    let stride = a_stride(blocking, rows.len());
+    // A tile may read, but not use, rows past the end. The rest of the stride spreads the groups of a tile
+    // over the cache sets. It is a multiple of sixteen, so that full blocks fit.
+    let stride = (rows.len() + blocking.tile_rows - 1 + 47) / 64 * 64 + 16;
     let count = ks.len().div_ceil(DEPTH) * stride;
-    let source = a_source(a, &rows, &ks);
-    let widened_count = if blocking.widen_a { 2 * count } else { 0 };
-    let (packed, widened) = lines.at_least(count + widened_count).split_at_mut(count);
-    // SAFETY: the lines are borrowed mutably.
-    unsafe { dispatch(kernel, &source, PackedLayout::A { stride }, DisjointLines::new(packed)) };
-    if widened.is_empty() {
-        return packed_panel(packed, stride, 1);
-    }
-    widen_lines(packed, widened);
-    packed_panel(widened, 2 * stride, 2)
-}
-
-/// Lines between groups of sixteen pairs of packed A. A tile may read, but not use, rows past the end. The
-/// rest of the stride spreads the groups of a tile over the cache sets. It is a multiple of sixteen, so that
-/// full blocks fit.
-fn a_stride(blocking: &Blocking, rows: usize) -> usize {
-    (rows + blocking.tile_rows - 1 + 47) / 64 * 64 + 16
-}
-
-fn a_source<'a>(a: &MatrixSlice<'a>, rows: &Range<usize>, ks: &Range<usize>) -> PackSource<'a> {
-    PackSource {
+    let source = PackSource {
         elements: a.elements,
         first: rows.start * a.row_stride + ks.start * a.column_stride,
         lanes: rows.len(),
         lane_stride: a.row_stride,
         k: ks.len(),
         k_stride: a.column_stride,
+    };
+    let widened_count = if blocking.widen_a { 2 * count } else { 0 };
+    let (packed, widened) = lines.at_least(count + widened_count).split_at_mut(count);
+    dispatch(kernel, &source, PackedLayout::A { stride }, packed);
+    if widened.is_empty() {
+        return packed_panel(packed, stride, 1);
     }
-}
-
-/// Blocks of rows of A, packed once for all columns of the output.
-#[derive(Debug, Default)]
-pub struct PackedA {
-    lines: AlignedLines,
-}
-
-/// A part of A that one task packs.
-struct PackAPart<'a> {
-    rows: Range<usize>,
-    ks: Range<usize>,
-    stride: usize,
-    out: &'a mut [CacheLine],
-}
-
-impl PackedA {
-    /// Whether the kernel can use it.
-    pub fn is_supported(kernel: Kernel) -> bool {
-        !kernel.blocking().widen_a
-    }
-
-    /// Whether the kernel needs none, because it reads A in place.
-    pub fn is_unnecessary(kernel: Kernel, a: &MatrixSlice<'_>, [m, k]: [usize; 2]) -> bool {
-        let blocking = kernel.blocking();
-        let full_tiles = 0..m / blocking.tile_rows * blocking.tile_rows;
-        in_place(&blocking, a, &full_tiles, &(0..k)).is_some()
-    }
-
-    /// Packs blocks of rows, each in at most `depth_parts` parts of the depth, and returns a panel for each.
-    pub fn pack_parallel(
-        &mut self,
-        kernel: Kernel,
-        a: &MatrixSlice<'_>,
-        k: usize,
-        row_blocks: &[Range<usize>],
-        depth_parts: usize,
-        parallel_for: &ParallelFor<'_>,
-    ) -> Vec<PanelA> {
-        let (blocking, groups) = (kernel.blocking(), k.div_ceil(DEPTH));
-        let strides: Vec<usize> =
-            row_blocks.iter().map(|rows| a_stride(&blocking, rows.len())).collect();
-        let mut rest = self.lines.at_least(strides.iter().map(|stride| groups * stride).sum());
-        let part_groups = groups.div_ceil(depth_parts.max(1)).max(1);
-        let (mut panels, mut parts) = (Vec::new(), Vec::new());
-        for (rows, stride) in row_blocks.iter().zip(strides) {
-            let (block, after) = rest.split_at_mut(groups * stride);
-            rest = after;
-            panels.push(packed_panel(block, stride, 1));
-            for (part, out) in block.chunks_mut(part_groups * stride).enumerate() {
-                let first = part * part_groups * DEPTH;
-                let ks = first..k.min(first + part_groups * DEPTH);
-                parts.push(Mutex::new(PackAPart { rows: rows.clone(), ks, stride, out }));
-            }
-        }
-        parallel_for(parts.len(), &|task| {
-            let mut part = parts[task].lock().unwrap_or_else(PoisonError::into_inner);
-            let source = a_source(a, &part.rows, &part.ks);
-            let stride = part.stride;
-            let out = DisjointLines::new(part.out);
-            // SAFETY: the lines are borrowed mutably.
-            unsafe { dispatch(kernel, &source, PackedLayout::A { stride }, out) };
-        });
-        panels
-    }
+    widen_lines(packed, widened);
+    packed_panel(widened, 2 * stride, 2)
 }
 
 /// A packed panel with one line per row and group, or two if widened.
@@ -297,16 +195,9 @@ fn widen_lines(packed: &[CacheLine], widened: &mut [CacheLine]) {
     );
 }
 
-/// # Safety
-/// No other thread may access the lines of the operand.
-unsafe fn dispatch(
-    kernel: Kernel,
-    source: &PackSource<'_>,
-    layout: PackedLayout,
-    out: DisjointLines<'_>,
-) {
+fn dispatch(kernel: Kernel, source: &PackSource<'_>, layout: PackedLayout, out: &mut [CacheLine]) {
     match kernel {
-        // SAFETY: `PackedB` checked that the CPU supports the kernel; the caller promises exclusive access.
+        // SAFETY: `PackedB` checked that the CPU supports the kernel.
         #[cfg(target_arch = "x86_64")]
         Kernel::Amx | Kernel::Avx512Bf16 => unsafe { pack_avx512_bf16(source, layout, out) },
         // SAFETY: as above.
@@ -315,7 +206,7 @@ unsafe fn dispatch(
         _ => with_widest_vectors(
             #[inline(always)]
             || {
-                // SAFETY: a line in memory needs no particular instructions; the caller's promise.
+                // SAFETY: a line in memory needs no particular instructions.
                 unsafe { pack::<CacheLine>(source, layout, out) }
             },
         ),
@@ -324,15 +215,15 @@ unsafe fn dispatch(
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn pack_avx512_bf16(source: &PackSource<'_>, layout: PackedLayout, out: DisjointLines<'_>) {
-    // SAFETY: the instructions are enabled; the caller's promise.
+fn pack_avx512_bf16(source: &PackSource<'_>, layout: PackedLayout, out: &mut [CacheLine]) {
+    // SAFETY: the instructions are enabled.
     unsafe { pack::<ZmmLine<true>>(source, layout, out) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn pack_avx512(source: &PackSource<'_>, layout: PackedLayout, out: DisjointLines<'_>) {
-    // SAFETY: the instructions are enabled; the caller's promise.
+fn pack_avx512(source: &PackSource<'_>, layout: PackedLayout, out: &mut [CacheLine]) {
+    // SAFETY: the instructions are enabled.
     unsafe { pack::<ZmmLine<false>>(source, layout, out) }
 }
 
@@ -341,7 +232,7 @@ unsafe fn pack_avx512(source: &PackSource<'_>, layout: PackedLayout, out: Disjoi
 unsafe fn pack<V: LoadLine<f32> + LoadLine<bf16>>(
     source: &PackSource<'_>,
     layout: PackedLayout,
-    out: DisjointLines<'_>,
+    out: &mut [CacheLine],
 ) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -358,7 +249,7 @@ unsafe fn pack_elements<T: Element, V: LoadLine<T>>(
     elements: &[T],
     source: &PackSource<'_>,
     layout: PackedLayout,
-    out: DisjointLines<'_>,
+    out: &mut [CacheLine],
 ) {
     let PackSource { lane_stride, k_stride, .. } = *source;
     // SAFETY: the caller promises the instructions. The operand's last element is in bounds, and padding is
@@ -420,7 +311,7 @@ impl BlockExtent {
 unsafe fn pack_blocks<V: LineVector>(
     source: &PackSource<'_>,
     layout: PackedLayout,
-    out: DisjointLines<'_>,
+    out: &mut [CacheLine],
     load: impl Fn(usize, BlockExtent, usize) -> V,
 ) {
     let (groups, depths) = (source.lanes.div_ceil(WORDS), source.k.div_ceil(DEPTH));
@@ -435,8 +326,7 @@ unsafe fn pack_blocks<V: LineVector>(
                 PackedLayout::B { stride } => group * stride + depth * WORDS,
             };
             // All lines, including padding.
-            // SAFETY: the caller promises exclusive access.
-            let to = unsafe { out.block(to) };
+            let to = &mut out[to..to + WORDS];
             let [lane, k] = [group * WORDS, depth * DEPTH];
             let at = source.first + lane * source.lane_stride + k * source.k_stride;
             let block = BlockExtent {

@@ -39,23 +39,9 @@ unsafe fn store(acc: &FloatTile, to: *mut f32, row_bytes: usize) {
 /// # Safety
 /// See [`MicroKernelFn`].
 pub unsafe fn run(tile: &GemmTile, acc: &mut Accumulators, mut output: TileOutput<'_>) {
-    let direct = direct_store(tile, &output);
-    // SAFETY: the caller's promise.
-    let store_to = unsafe { TileStore::new(direct, tile.init, tile.rows, acc, &mut output) };
     let TileOperands { mut a, a_row, a_step, mut b, steps, c, c_row } =
-        TileOperands::new(tile, &store_to);
+        TileOperands::new(tile, acc, &mut output);
     let mut tiles = [[[[0.0; WORDS]; TILE_ROWS]; 2]; 2];
-    if let Some(init) = store_to.init {
-        let row_bytes = init.row_stride * size_of::<f32>();
-        for (half, tiles) in tiles.iter_mut().enumerate() {
-            for (side, tile) in tiles.iter_mut().enumerate() {
-                let from = init.at_row(half * TILE_ROWS).at_column(side * WORDS).ptr;
-                // SAFETY: the caller's promise.
-                let words = unsafe { load(from.cast(), row_bytes) };
-                *tile = words.map(|row| row.map(f32::from_bits));
-            }
-        }
-    }
     for _ in 0..steps {
         for (tiles, a) in tiles.iter_mut().zip(a) {
             for (tile, b) in tiles.iter_mut().zip(b) {
@@ -72,7 +58,7 @@ pub unsafe fn run(tile: &GemmTile, acc: &mut Accumulators, mut output: TileOutpu
             unsafe { store(tile, c.byte_add(side * 64), c_row) };
         }
     }
-    if !store_to.is_direct {
+    if direct_store(tile, &mut output).is_none() {
         // SAFETY: it needs no particular instructions.
         unsafe { write_tile::<PortableRounding>(acc, tile.rows, output) };
     }
