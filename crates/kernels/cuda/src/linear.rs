@@ -24,6 +24,8 @@ const MIN_BLOCK_ROWS: usize = 4 * GROUPS;
 const BLOCKS_PER_SM: usize = 4;
 /// Largest second dimension of a grid.
 const MAX_GRID_Y: usize = 65_535;
+/// The name of GEMMs on fp8 operands in errors.
+const FP8_OPERATION: &str = "linear_fp8";
 /// Addresses and rows that are multiples of this are accessed by vectors.
 const VECTOR_BYTES: usize = 16;
 
@@ -162,7 +164,7 @@ impl CudaDevice {
         let [a, b] = operands.map(|operand| Ptr::of(operand.values));
         let scales = operands.map(|operand| Ptr::of(operand.scales));
         let args = GemmArgs { scales, ..GemmArgs::new(a, b, Ptr::of_mut(&y)) };
-        self.with_bias("linear_fp8", gemm, args, bias, y);
+        self.with_bias(FP8_OPERATION, gemm, args, bias, y);
     }
 
     /// Adds the column sums of `x` to `sums`, which is f32. The order of additions is fixed.
@@ -273,6 +275,10 @@ impl CudaDevice {
     fn report(&self, operation: &str, result: Result<(), GemmError>) {
         match result {
             Ok(()) => self.after_launch(operation),
+            Err(error) if operation == FP8_OPERATION => {
+                let hint = "scales per row need cuBLASLt of CUDA 12.9 or newer; set train.fp8=off";
+                self.fail(operation, format!("{error}: {hint}"));
+            }
             Err(error) => self.fail(operation, error),
         }
     }

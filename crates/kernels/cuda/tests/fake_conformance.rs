@@ -85,3 +85,14 @@ fn fp8_needs_bf16_and_a_gpu_with_scaled_gemms() {
     assert!(open(FakeDevice::new(Precision::F32), Fp8::All).is_err());
     assert!(open(bf16().compute_capability(8, 0), Fp8::Off).is_ok());
 }
+
+#[test]
+fn a_library_without_scales_per_row_is_an_error_with_the_fix() {
+    let make_device: &dyn Fn() -> Box<dyn Device> =
+        &|| Box::new(bf16().without_scale_modes().open().unwrap().with_fp8(Fp8::All).unwrap());
+    let tolerances = Tolerances::BF16;
+    let suite = Suite { make_device, tolerances, cases: 1, max: 24, seed: 1 };
+    let linear = suite.fp8().into_iter().filter(|check| check.name == "random fp8 linear");
+    let error = run_checks(linear).unwrap_err();
+    assert!(error.contains("CUDA 12.9") && error.contains("train.fp8=off"), "{error}");
+}

@@ -40,6 +40,8 @@ pub(crate) struct Library {
     pub unsupported_epilogues: Vec<u32>,
     /// Whether GEMMs of bf16 have no algorithms for f32 outputs.
     pub rejects_mixed_dtypes: bool,
+    /// Whether it is older than scales per row.
+    pub rejects_scale_modes: bool,
     /// Status of the heuristic without proposals.
     pub no_algorithm_status: c_int,
     /// Whether products are 1, whatever the operands: for GEMMs too large to compute.
@@ -187,12 +189,17 @@ unsafe extern "C" fn set_attribute(
     value: *const c_void,
     bytes: usize,
 ) -> c_int {
-    let mut word = [0u8; 8];
-    // SAFETY: the caller passes a value of this size, and a descriptor from above.
-    unsafe {
-        std::ptr::copy_nonoverlapping(value.cast(), word.as_mut_ptr(), bytes);
-        Object::<Desc>::of(desc).value.0.insert(attribute, u64::from_le_bytes(word));
+    // SAFETY: the caller passes a descriptor from above.
+    let desc = unsafe { Object::<Desc>::of(desc) };
+    let fp8 = Constants::of(desc.gpu.config.vendor).fp8.as_ref();
+    let is_scale_mode = fp8.is_some_and(|fp8| fp8.scale_modes.contains(&attribute));
+    if is_scale_mode && lock(&desc.gpu, |library| library.rejects_scale_modes) {
+        return INVALID_LAYOUT;
     }
+    let mut word = [0u8; 8];
+    // SAFETY: the caller passes a value of this size.
+    unsafe { std::ptr::copy_nonoverlapping(value.cast(), word.as_mut_ptr(), bytes) };
+    desc.value.0.insert(attribute, u64::from_le_bytes(word));
     SUCCESS
 }
 

@@ -80,6 +80,7 @@ pub struct FakeDevice {
     precision: Precision,
     has_epilogues: bool,
     has_mixed_gemms: bool,
+    has_scale_modes: bool,
     config: Config,
 }
 
@@ -96,7 +97,13 @@ impl FakeDevice {
 
     fn of_vendor(vendor: Vendor, precision: Precision) -> Self {
         let config = Config::new(vendor, MEMORY_BYTES);
-        Self { precision, has_epilogues: true, has_mixed_gemms: true, config }
+        Self {
+            precision,
+            has_epilogues: true,
+            has_mixed_gemms: true,
+            has_scale_modes: true,
+            config,
+        }
     }
 
     /// An AMD GPU that runs the sources of its kernels, compiled for the host by the system's C++ compiler.
@@ -163,6 +170,12 @@ impl FakeDevice {
         self
     }
 
+    /// GEMMs on fp8 operands have no scales per row, as in older libraries.
+    pub fn without_scale_modes(mut self) -> Self {
+        self.has_scale_modes = false;
+        self
+    }
+
     /// GEMMs of bf16 do not have f32 outputs.
     pub fn without_mixed_gemms(mut self) -> Self {
         self.has_mixed_gemms = false;
@@ -207,6 +220,7 @@ impl FakeDevice {
             library.unsupported_epilogues = vec![epilogues.bias, epilogues.gelu_aux_bias];
         }
         library.rejects_mixed_dtypes = !self.has_mixed_gemms;
+        library.rejects_scale_modes = !self.has_scale_modes;
         let gpu = FakeGpu::create(self.config, library);
         let libraries = Libraries {
             runtime: runtime::runtime(vendor),
