@@ -6,7 +6,7 @@ use std::ffi::{CStr, OsString, c_char, c_void};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 use std::{env, fs, process};
 
 use libloading::Library;
@@ -33,7 +33,10 @@ type EmulateGrid = unsafe extern "C" fn(
 ) -> *const c_char;
 
 /// Compiled sources of the process, by text and definitions: every check opens a device of its own.
-static COMPILED: LazyLock<Mutex<HashMap<String, Arc<HostModule>>>> = LazyLock::new(Mutex::default);
+static COMPILED: LazyLock<Mutex<HashMap<String, Compilation>>> = LazyLock::new(Mutex::default);
+
+/// The result of a compilation, for which only threads that need it wait.
+type Compilation = Arc<OnceLock<Result<Arc<HostModule>, String>>>;
 
 /// The system's C++ compiler.
 pub fn cpp_compiler() -> Option<OsString> {
@@ -56,12 +59,10 @@ pub fn compile<'a>(
     let parts = [HEADER.to_owned(), defined.collect(), source.to_owned(), shared_memory(source)];
     let text = parts.join("\n") + "\n" + &exported.collect::<String>();
     let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(module) = compiled.get(&text) {
-        return Ok(module.clone());
-    }
-    let module = Arc::new(HostModule { library: build(&text)? });
-    compiled.insert(text, module.clone());
-    Ok(module)
+    let compilation = compiled.entry(text.clone()).or_default().clone();
+    drop(compiled);
+    let module = || build(&text).map(|library| Arc::new(HostModule { library }));
+    compilation.get_or_init(module).clone()
 }
 
 /// The definition of the dynamic shared memory that a source declares.
