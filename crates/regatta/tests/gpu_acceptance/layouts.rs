@@ -76,6 +76,12 @@ const COMBINED: &[Row] = &[
     (LLAMA, "zero=3 hsdp_shard=2"),
 ];
 
+/// Data, tensor and pipeline parallelism at once, on eight ranks.
+const THREE_D: &[Row] = &[
+    (GPT2, "dp=2 tp=2 pp=2 micro_batch=1 zero=1"),
+    (LLAMA, "dp=2 tp=2 pp=2 micro_batch=1 parallel.schedule=interleaved virtual_stages=2"),
+];
+
 /// A different order of f32 additions changes a loss by a few units in the last place.
 const F32: (&str, f64) = ("f32", 1e-5);
 
@@ -154,6 +160,16 @@ fn combined_layouts_match_a_single_rank_in_f32() {
 #[test]
 fn combined_layouts_match_a_single_rank_in_bf16() {
     check_layouts(4, COMBINED, BF16);
+}
+
+#[test]
+fn three_dimensional_layouts_match_a_single_rank_in_f32() {
+    check_layouts(8, THREE_D, F32);
+}
+
+#[test]
+fn three_dimensional_layouts_match_a_single_rank_in_bf16() {
+    check_layouts(8, THREE_D, BF16);
 }
 
 /// One row on CPUs, so that the comparison itself is tested without a GPU.

@@ -21,6 +21,7 @@ mod faults;
 mod harness;
 mod layouts;
 mod libraries;
+mod offload;
 mod overlap;
 mod rank_slots;
 mod rows;
