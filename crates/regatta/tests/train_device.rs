@@ -23,6 +23,8 @@ fn without_a_gpu_cpus_train_and_what_needs_one_is_refused() {
     train("train.device=gpu").assert_code(1).assert_stderr(["sees no NVIDIA GPU", fix]);
     let fix = "remove it, or set train.device=gpu";
     train("train.residual=bf16").assert_code(1).assert_stderr(["train.residual=bf16", fix]);
+    let gradient = "train.residual_gradient=bf16";
+    train(gradient).assert_code(1).assert_stderr([gradient, fix]);
     let huge = "train.device=gpu offload.optimizer=host hidden_size=65536 num_layers=50";
     train(huge).assert_code(1).assert_stderr(["of pinned memory", "offload.optimizer"]);
 }

@@ -9,17 +9,23 @@ use regatta_predict::axis::Axis;
 use regatta_predict::cost::{
     CostOptions, MemoryBytes, RankCost, StateBytes, TrafficBytes, rank_cost, rank_costs,
 };
-use regatta_train::config::resolve;
+use regatta_train::config::{Config, resolve};
 
-/// The costs of all ranks.
+/// The costs of all ranks on CPUs.
 fn costs_of(words: &str, ranks: usize, precision: Precision) -> Vec<RankCost> {
+    let bytes = precision.activation_bytes();
+    costs_on(words, ranks, |config| CostOptions::new(bytes, config.train.recompute))
+}
+
+/// The costs of all ranks with the options of a configuration.
+fn costs_on(words: &str, ranks: usize, options: impl Fn(&Config) -> CostOptions) -> Vec<RankCost> {
     let model = "family=gpt2 num_layers=2 num_heads=4 num_kv_heads=0 hidden_size=32 intermediate_size=128 seq_len=8 \
                  vocab_size=64 bias=auto tie_embeddings=auto batch=4";
     let words: Vec<&str> = model.split_whitespace().chain(words.split_whitespace()).collect();
     let config = resolve(None, &words).unwrap().config;
     let (shape, plan) = (config.shape(64).unwrap(), config.validate(ranks).unwrap());
     assert_eq!(shape.num_params(), 27_776);
-    let options = CostOptions::new(precision.activation_bytes(), config.train.recompute);
+    let options = options(&config);
     let all = rank_costs(&shape, &plan, options).unwrap();
     let each = |rank| {
         let alone = rank_cost(&shape, &plan, options, rank).unwrap();
@@ -198,6 +204,22 @@ fn pipelines_send_the_residual_stream_to_the_next_stage() {
     assert_eq!(two[0].memory.activations, 2 * layer);
     assert_eq!(f32_costs("pp=2 parallel.schedule=gpipe", 2)[0].memory.activations, 4 * layer);
     assert_eq!(two[1].memory.activations, layer + 8 * 32 * 4);
+}
+
+#[test]
+fn gpus_send_gradients_in_the_dtype_of_their_gemms() {
+    let words = "train.device=gpu train.precision=bf16 pp=2";
+    let costs = |words: &str| costs_on(words, 2, Config::cost_options);
+    let two = costs(words);
+    assert_eq!(sent(&two, Axis::Forward), [4 * 8 * 32 * 4, 0]);
+    assert_eq!(sent(&two, Axis::Backward), [0, 4 * 8 * 32 * 2]);
+    let f32 = costs(&format!("{words} train.residual_gradient=f32"));
+    assert_eq!(sent(&f32, Axis::Backward), [0, 4 * 8 * 32 * 4]);
+    // The first stage receives one gradient, the last sends two. In f32, one more is being computed, and
+    // GEMMs need a copy in bf16.
+    let saved = |stage: usize| f32[stage].memory.workspace - two[stage].memory.workspace;
+    let message = 8 * 32 * 2;
+    assert_eq!([saved(0), saved(1)], [1, 2].map(|messages| (messages + 1 + 1) * message));
 }
 
 #[test]

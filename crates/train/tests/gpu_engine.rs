@@ -14,6 +14,7 @@ use regatta_device::ops::{Device, Fp8, GPU_MAX_LOGITS};
 use regatta_device::precision::Precision;
 use regatta_kernels_cpu::Cpu;
 use regatta_kernels_cuda::fake::{self, FakeDevice};
+use regatta_predict::axis::Axis;
 use regatta_predict::cost::{CostOptions, rank_cost};
 use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::{PipelineSize, ScheduleKind, Stage};
@@ -26,6 +27,7 @@ use regatta_train::step::{DeviceModel, Engine, MicroBatch, StepError};
 use staged_comm::StagedComm;
 
 const SEED: u64 = 11;
+const AXES: usize = Axis::ALL.len();
 
 /// Precisions, and relative errors of their losses.
 const PRECISIONS: [(Precision, f64); 2] = [(Precision::F32, 1e-4), (Precision::Bf16, 2e-2)];
@@ -118,14 +120,40 @@ fn kernel_sources_train_as_the_cpu() {
     assert!(launched.iter().any(|kernel| kernel == "attention_mfma_backward_kv"), "{launched:?}");
 }
 
+/// Precisions of GEMMs, of the residual stream and of its gradient, besides the defaults.
+fn residual_precisions() -> [[Precision; 3]; 5] {
+    let (f32, bf16) = (Precision::F32, Precision::Bf16);
+    [[bf16, f32, f32], [bf16, bf16, f32], [bf16; 3], [f32, bf16, bf16], [f32, f32, bf16]]
+}
+
 #[test]
-fn a_bf16_residual_stream_trains_as_the_cpu() {
+fn every_precision_of_the_residual_stream_and_its_gradient_trains_as_the_cpu() {
     for shape in shapes() {
         let expected = train(&shape, cpu(), RUN);
-        let device = fake::device(Precision::Bf16).with_residual(Precision::Bf16);
-        let found = train(&shape, Box::new(device), RUN);
-        assert_close(&expected, &found, 2e-2, &format!("{shape:?}"));
+        for [precision, residual, gradient] in residual_precisions() {
+            let device = fake::device(precision).with_residual(residual);
+            let device = device.with_residual_gradient(gradient);
+            let found = train(&shape, Box::new(device), RUN);
+            let what = format!("{precision:?}, {residual:?}, {gradient:?}, {shape:?}");
+            assert_close(&expected, &found, 2e-2, &what);
+        }
     }
+}
+
+/// The gradient is its own operand of GEMMs, and norms write no copy.
+#[test]
+fn a_bf16_gradient_of_the_residual_stream_saves_its_copy() {
+    let bytes = |gradient| {
+        let device = fake::device(Precision::Bf16).with_residual_gradient(gradient);
+        let device_model =
+            DeviceModel::new(Model::new(aligned_shape(Family::Gpt2)), Box::new(device));
+        let mut engine = Engine::single_rank(device_model, SEED);
+        let run = ShortRun { dropout: 0.0, recompute: |_| false, ..RUN };
+        run.run(&mut engine, &in_process::world(1)[0], 0, 1);
+        engine.device_model.activation_bytes()
+    };
+    let elements = RUN.batch / RUN.micro_batches * RUN.seq_len * 128;
+    assert_eq!(bytes(Precision::F32) - bytes(Precision::Bf16), (4 + 2 - 2) * elements);
 }
 
 /// Dimensions that are multiples of 16, as fp8 GEMMs need.
@@ -156,12 +184,20 @@ fn fp8_gemms_train_as_the_cpu() {
 fn memory_is_that_of_the_cost_model() {
     let plan = common::config(&["batch=4 seq_len=8 micro_batch=2"]).validate(1).unwrap();
     let (f32, bf16) = (Precision::F32, Precision::Bf16);
-    let cases = [(f32, Fp8::Off), (bf16, Fp8::Off), (f32, Fp8::Layers), (bf16, Fp8::All)];
-    for (residual, fp8) in cases {
+    let cases = [
+        (f32, bf16, Fp8::Off),
+        (f32, f32, Fp8::Off),
+        (bf16, f32, Fp8::Off),
+        (bf16, bf16, Fp8::Off),
+        (f32, f32, Fp8::Layers),
+        (f32, bf16, Fp8::Layers),
+        (bf16, bf16, Fp8::All),
+    ];
+    for (residual, gradient, fp8) in cases {
         // Large activations, so that partial sums and scalars do not matter.
         let shape = ModelShape { num_layers: 6, ..fp8_shape(Family::Gpt2) };
         let device = fake::device(Precision::Bf16).with_residual(residual);
-        let device = device.with_fp8(fp8).unwrap();
+        let device = device.with_residual_gradient(gradient).with_fp8(fp8).unwrap();
         let model = DeviceModel::new(Model::new(shape.clone()), Box::new(device));
         let mut engine = Engine::single_rank(model, SEED);
         ShortRun { dropout: 0.0, recompute: |_| false, ..RUN }.run(
@@ -172,6 +208,7 @@ fn memory_is_that_of_the_cost_model() {
         );
         let options = CostOptions {
             residual_bytes: residual.activation_bytes(),
+            residual_grad_bytes: gradient.activation_bytes(),
             fp8_layers: fp8 != Fp8::Off,
             fp8_head: fp8 == Fp8::All,
             ..CostOptions::gpu(2, Some(GPU_MAX_LOGITS), false)
@@ -182,7 +219,7 @@ fn memory_is_that_of_the_cost_model() {
             [found.parameters, found.gradients, found.moments].map(|memory| memory.peak() as u64);
         let predicted =
             [expected.params, expected.grads, expected.optimizer].map(|bytes| bytes.peak());
-        assert_eq!(state, predicted, "{residual:?}, {fp8:?}");
+        assert_eq!(state, predicted, "{residual:?}, {gradient:?}, {fp8:?}");
         let activations = engine.device_model.activation_bytes() as f64;
         let predicted = (expected.activations + expected.workspace) as f64;
         assert!((activations / predicted - 1.0).abs() < 0.1, "{activations} {predicted}");
@@ -225,8 +262,13 @@ impl Layout {
     }
 
     fn train_rank(self, shape: &ModelShape, comm: Arc<dyn Comm>) -> Vec<LossAndNorm> {
+        let (mut engine, mesh) = (self.engine(shape, comm.clone()), self.mesh);
+        RUN.run(&mut engine, &*comm, mesh.coord(comm.rank() as usize).dp, mesh.dp)
+    }
+
+    fn engine(self, shape: &ModelShape, comm: Arc<dyn Comm>) -> Engine {
         let Self { mesh, zero, sequence_parallel, precision } = self;
-        let groups = ProcessGroups::new(comm.clone(), mesh).unwrap();
+        let groups = ProcessGroups::new(comm, mesh).unwrap();
         let device = Box::new(fake::device(precision));
         let model = DeviceModel::parallel(shape.clone(), &groups, sequence_parallel, 1, device);
         let size = PipelineSize {
@@ -240,8 +282,18 @@ impl Layout {
             _ => Stage::new(&model.model.shape, size, groups.coord.pp).unwrap(),
         };
         let (config, init) = (ShardingConfig::zero(zero), ParamInit::Random { seed: SEED });
-        let mut engine = Engine::new(model, groups, stage, &config, init).unwrap();
-        RUN.run(&mut engine, &*comm, mesh.coord(comm.rank() as usize).dp, mesh.dp)
+        Engine::new(model, groups, stage, &config, init).unwrap()
+    }
+
+    /// The bytes that a rank sends in a run, by axis.
+    fn sent(self, shape: &ModelShape, run: ShortRun, comm: Arc<dyn Comm>) -> [u64; AXES] {
+        let mut engine = self.engine(shape, comm.clone());
+        let sent = |engine: &Engine| Axis::ALL.map(|axis| engine.groups.sent(axis).total_bytes());
+        let before = sent(&engine);
+        run.run(&mut engine, &*comm, 0, 1);
+        let mut after = sent(&engine);
+        after.iter_mut().zip(before).for_each(|(after, before)| *after -= before);
+        after
     }
 }
 
@@ -268,7 +320,6 @@ fn data_parallel_ranks_and_zero_have_the_losses_of_one_rank() {
 fn parallel_layouts_have_the_losses_of_one_rank() {
     for family in [Family::Gpt2, Family::Llama] {
         let shape = ModelShape { num_heads: 4, num_kv_heads: 2, ..aligned_shape(family) };
-        let expected = train(&shape, Box::new(fake::device(Precision::F32)), RUN);
         let tensor = Layout::new(mesh(1, 1, 2, 1));
         let layouts = [
             tensor,
@@ -276,9 +327,34 @@ fn parallel_layouts_have_the_losses_of_one_rank() {
             Layout::new(mesh(1, 2, 1, 1)),
             Layout::new(mesh(1, 1, 1, 2)),
         ];
-        for layout in layouts {
-            let found = layout.train(&shape);
-            assert_close(&expected, &found, 1e-4, &format!("{layout:?}, {shape:?}"));
+        for (precision, tolerance) in PRECISIONS {
+            let expected = train(&shape, Box::new(fake::device(precision)), RUN);
+            for layout in layouts.map(|layout| Layout { precision, ..layout }) {
+                let found = layout.train(&shape);
+                assert_close(&expected, &found, tolerance, &format!("{layout:?}, {shape:?}"));
+            }
+        }
+    }
+}
+
+/// In bf16, pipelines send 4 bytes per element forward and 2 backward.
+#[test]
+fn traffic_is_that_of_the_cost_model() {
+    let run = ShortRun { steps: 1, dropout: 0.0, recompute: |_| false, ..RUN };
+    let shape = aligned_shape(Family::Gpt2);
+    for words in ["tp=2 sequence_parallel=true", "tp=2 sequence_parallel=false", "cp=2", "pp=2"] {
+        let words = format!("batch=4 seq_len=8 micro_batch=2 {words}");
+        let plan = common::config(&[&words]).validate(2).unwrap();
+        let layout = Layout {
+            sequence_parallel: plan.sequence_parallel,
+            precision: Precision::Bf16,
+            ..Layout::new(plan.mesh)
+        };
+        let rank = |comm| layout.sent(&shape, run, Arc::new(StagedComm::new(comm)));
+        let options = CostOptions::gpu(2, Some(GPU_MAX_LOGITS), false);
+        for (rank, sent) in run_ranks(in_process::world(2), rank).into_iter().enumerate() {
+            let predicted = rank_cost(&shape, &plan, options, rank).unwrap().traffic;
+            assert_eq!(sent, Axis::ALL.map(|axis| predicted.on(axis)), "{words}, rank {rank}");
         }
     }
 }

@@ -12,6 +12,7 @@
 //! | `--compile-limit SECONDS` | limit of PyTorch's first steps, which compile (480) |
 //! | `--no-peer` | without PyTorch |
 //! | `--bf16-residual` | `train.residual=bf16` |
+//! | `--f32-residual-gradient` | `train.residual_gradient=f32` |
 //! | `--fp8 layers`, `--fp8 all` | `train.fp8` |
 //! | `--graphs` | compares steps with and without CUDA graphs instead |
 //! | `--kernels` | prints the time of each kernel instead |

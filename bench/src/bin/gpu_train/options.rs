@@ -27,13 +27,19 @@ pub struct Options {
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
     pub residual: Precision,
+    pub residual_gradient: Precision,
     pub fp8: Fp8,
     pub graphs: bool,
 }
 
 impl Settings {
     /// Those of `regatta train`.
-    pub const DEFAULT: Self = Self { residual: Precision::F32, fp8: Fp8::Off, graphs: true };
+    pub const DEFAULT: Self = Self {
+        residual: Precision::F32,
+        residual_gradient: Precision::Bf16,
+        fp8: Fp8::Off,
+        graphs: true,
+    };
 }
 
 /// How PyTorch compiles.
@@ -77,6 +83,7 @@ pub fn parse(mut args: impl Iterator<Item = String>) -> Result<Options> {
             "--kernels" => options.kernels = true,
             "--graphs" => options.graphs = true,
             "--bf16-residual" => options.settings.residual = Precision::Bf16,
+            "--f32-residual-gradient" => options.settings.residual_gradient = Precision::F32,
             "--fp8" => {
                 options.settings.fp8 = match value()?.as_str() {
                     "layers" => Fp8::Layers,

@@ -27,8 +27,10 @@ pub struct Trainer {
 
 impl Trainer {
     pub fn new(case: &Case, settings: Settings) -> Result<Self> {
-        let device = CudaDevice::open(0, Precision::Bf16)?.with_residual(settings.residual);
-        let device = device.with_fp8(settings.fp8)?;
+        let device = CudaDevice::open(0, Precision::Bf16)?
+            .with_residual(settings.residual)
+            .with_residual_gradient(settings.residual_gradient)
+            .with_fp8(settings.fp8)?;
         let description = device.describe();
         let device_model = DeviceModel::new(Model::new(case.shape.clone()), Box::new(device));
         let tokens = case.tokens() as u64;

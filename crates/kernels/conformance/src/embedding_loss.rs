@@ -5,7 +5,10 @@ use regatta_device::random;
 use regatta_device::tensor::Tensor;
 
 use crate::gradient_check::{Operation, assert_close, assert_same, random_values};
-use crate::guarded::{Guarded, accumulated, initial_grad, logits, master, master_output, weight};
+use crate::guarded::{
+    Guarded, accumulated, initial_grad, logits, master_output, residual, residual_grad,
+    residual_output, weight,
+};
 use crate::host_copy::{read_scalar, scalar, tokens};
 
 /// Random tokens.
@@ -43,13 +46,13 @@ impl Operation for Embedding {
 
     fn forward(&self, device: &dyn Device, inputs: &[Vec<f64>]) -> Vec<f64> {
         let (tokens, table) = (self.tokens(device), weight(device, &inputs[0]));
-        let mut y = master_output(device, self.rows * self.dim);
+        let mut y = residual_output(device, self.rows * self.dim);
         device.embedding(tokens.view(), self.first, table.view(), y.view_mut());
         y.read(device)
     }
 
     fn backward(&self, device: &dyn Device, inputs: &[Vec<f64>], dy: &[f64]) -> Vec<Vec<f64>> {
-        let (tokens, dy) = (self.tokens(device), master(device, dy));
+        let (tokens, dy) = (self.tokens(device), residual_grad(device, dy));
         let mut dtable = initial_grad(device, inputs[0].len());
         device.embedding_backward(tokens.view(), self.first, dy.view(), dtable.view_mut());
         vec![accumulated(device, &dtable)]
@@ -83,14 +86,14 @@ impl Operation for PositionEmbedding {
     }
 
     fn forward(&self, device: &dyn Device, inputs: &[Vec<f64>]) -> Vec<f64> {
-        let (table, mut y) = (weight(device, &inputs[0]), master(device, &inputs[1]));
+        let (table, mut y) = (weight(device, &inputs[0]), residual(device, &inputs[1]));
         let positions = self.positions(device);
         device.add_position_embedding(self.dim, positions.view(), table.view(), y.view_mut());
         y.read(device)
     }
 
     fn backward(&self, device: &dyn Device, inputs: &[Vec<f64>], dy: &[f64]) -> Vec<Vec<f64>> {
-        let (grad, mut dtable) = (master(device, dy), initial_grad(device, inputs[0].len()));
+        let (grad, mut dtable) = (residual_grad(device, dy), initial_grad(device, inputs[0].len()));
         let (positions, to) = (self.positions(device), dtable.view_mut());
         device.position_embedding_backward(self.dim, positions.view(), grad.view(), to);
         vec![accumulated(device, &dtable), dy.to_vec()]

@@ -61,7 +61,7 @@ impl Guarded {
     }
 }
 
-/// Residual stream, statistics, gradients of parameters.
+/// Statistics, gradients of parameters.
 pub fn master(device: &dyn Device, values: &[f64]) -> Guarded {
     Guarded::new(device, values, device.master_dtype())
 }
@@ -69,6 +69,21 @@ pub fn master(device: &dyn Device, values: &[f64]) -> Guarded {
 /// An output like [`master`].
 pub fn master_output(device: &dyn Device, len: usize) -> Guarded {
     Guarded::output(device, len, device.master_dtype())
+}
+
+/// The residual stream.
+pub fn residual(device: &dyn Device, values: &[f64]) -> Guarded {
+    Guarded::new(device, values, device.residual_dtype())
+}
+
+/// An output like [`residual`].
+pub fn residual_output(device: &dyn Device, len: usize) -> Guarded {
+    Guarded::output(device, len, device.residual_dtype())
+}
+
+/// The gradient of the residual stream.
+pub fn residual_grad(device: &dyn Device, values: &[f64]) -> Guarded {
+    Guarded::new(device, values, device.residual_grad_dtype())
 }
 
 /// Activations and their gradients.
@@ -102,6 +117,11 @@ const INITIAL_GRAD: f64 = 0.5;
 /// A gradient that an operation accumulates into.
 pub fn initial_grad(device: &dyn Device, len: usize) -> Guarded {
     master(device, &vec![INITIAL_GRAD; len])
+}
+
+/// The same for the gradient of the residual stream.
+pub fn initial_residual_grad(device: &dyn Device, len: usize) -> Guarded {
+    residual_grad(device, &vec![INITIAL_GRAD; len])
 }
 
 /// What was accumulated into it.

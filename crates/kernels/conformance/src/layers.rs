@@ -200,7 +200,7 @@ pub struct Dropout {
     pub len: usize,
     /// Mask.
     pub mask: DropoutMask,
-    /// Whether it is applied to the residual stream, which has the master dtype.
+    /// Whether it is applied to the residual stream.
     pub residual: bool,
 }
 
@@ -210,7 +210,7 @@ impl Operation for Dropout {
     }
 
     fn forward(&self, device: &dyn Device, inputs: &[Vec<f64>]) -> Vec<f64> {
-        let dtype = if self.residual { device.master_dtype() } else { device.activation_dtype() };
+        let dtype = if self.residual { device.residual_dtype() } else { device.activation_dtype() };
         let mut x = Guarded::new(device, &inputs[0], dtype);
         device.dropout(self.mask, x.view_mut());
         x.read(device)

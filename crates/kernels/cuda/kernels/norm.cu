@@ -1,14 +1,15 @@
 // LayerNorm and RMSNorm of rows that threads hold in registers.
 //
-// Definitions besides those of rows.cuh: IS_RMS; whether tensors are bf16: X_BF16 the input and its gradient,
-// DELTA_BF16 what is added to it, WEIGHT_BF16 weight and bias, Y_BF16 the output and its gradient, COPY_BF16 the
-// copy of the input's gradient; HAS_FP8 whether operands of GEMMs are also written in fp8. The backward pass is
+// Definitions besides those of rows.cuh: IS_RMS; whether tensors are bf16: X_BF16 the input, DELTA_BF16 what is
+// added to it, WEIGHT_BF16 weight and bias, Y_BF16 the output and its gradient, DX_BF16 the input's gradient,
+// COPY_BF16 the copy of that; HAS_FP8 whether operands of GEMMs are also written in fp8. The backward pass is
 // compiled with HAS_BIAS, HAS_SUMS, and MIN_BLOCKS that a multiprocessor holds.
 
 typedef ElementType<X_BF16>::type X;
 typedef ElementType<DELTA_BF16>::type Delta;
 typedef ElementType<WEIGHT_BF16>::type Weight;
 typedef ElementType<Y_BF16>::type Y;
+typedef ElementType<DX_BF16>::type Dx;
 typedef ElementType<COPY_BF16>::type Copy;
 
 #ifndef HAS_BIAS
@@ -104,7 +105,7 @@ KERNEL __launch_bounds__(ROW_THREADS* BLOCK_ROWS)
 struct RowVectors {
     Packed<Y, 8> dy[PER_THREAD];
     Packed<X, 8> x[PER_THREAD];
-    Packed<X, 8> dx[PER_THREAD];
+    Packed<Dx, 8> dx[PER_THREAD];
 };
 
 // Partial sums of a thread: of the weight's gradient, of the bias's, and of the input's.
@@ -116,7 +117,7 @@ constexpr int SUMS_PART = HAS_BIAS + HAS_SUMS;
 // parameter gradients of its rows and writes them to `partials`: those of the weight, those of the bias, and the
 // column sums of dx.
 KERNEL __launch_bounds__(ROW_THREADS* BLOCK_ROWS, MIN_RESIDENT(MIN_BLOCKS))
-    norm_backward(const Y* dy, const X* x, const Weight* weight, const float2* mean_rstd, X* dx,
+    norm_backward(const Y* dy, const X* x, const Weight* weight, const float2* mean_rstd, Dx* dx,
                   Copy* dx_copy, u8* fp8_values, float* fp8_scales, float* partials, u64 rows) {
     __shared__ float2 shared[2][BLOCK_ROWS][ROW_WARPS];
     __shared__ float maxima[2][BLOCK_ROWS][ROW_WARPS];
@@ -137,7 +138,7 @@ KERNEL __launch_bounds__(ROW_THREADS* BLOCK_ROWS, MIN_RESIDENT(MIN_BLOCKS))
             u64 at = row * COLUMNS + vector_column(i);
             loaded.dy[i] = load_packed<8>(dy + at);
             loaded.x[i] = load_packed<8>(x + at);
-            loaded.dx[i] = load_packed<8>((const X*)dx + at);
+            loaded.dx[i] = load_packed<8>((const Dx*)dx + at);
         }
         if (is_row) stats = mean_rstd[row];
         // Of the gradient times the weight: the sum, and the dot product with the normalised input.

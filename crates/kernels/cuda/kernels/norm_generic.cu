@@ -6,6 +6,7 @@ typedef ElementType<X_BF16>::type X;
 typedef ElementType<DELTA_BF16>::type Delta;
 typedef ElementType<WEIGHT_BF16>::type Weight;
 typedef ElementType<Y_BF16>::type Y;
+typedef ElementType<DX_BF16>::type Dx;
 typedef ElementType<COPY_BF16>::type Copy;
 
 #define THREADS 256
@@ -51,7 +52,7 @@ KERNEL __launch_bounds__(THREADS)
 
 // Accumulates into dx, and writes it to dx_copy unless that is null.
 KERNEL __launch_bounds__(THREADS)
-    norm_backward(const Y* dy, const X* x, const Weight* weight, const float2* mean_rstd, X* dx, Copy* dx_copy,
+    norm_backward(const Y* dy, const X* x, const Weight* weight, const float2* mean_rstd, Dx* dx, Copy* dx_copy,
                   u64 columns) {
     __shared__ float shared[THREADS / WARP];
     u64 row = blockIdx.x, first = row * columns;

@@ -46,6 +46,7 @@ pub struct CudaDevice {
     info: DeviceInfo,
     precision: Precision,
     residual: Precision,
+    residual_gradient: Precision,
     fp8: Fp8,
     deterministic: bool,
     launch_blocking: bool,
@@ -172,6 +173,7 @@ impl CudaDevice {
             kernel_times: KernelTimes::default(),
             deterministic: false,
             residual: Precision::F32,
+            residual_gradient: precision,
             fp8: Fp8::Off,
             runtime,
             driver,
@@ -194,6 +196,13 @@ impl CudaDevice {
     /// With another precision of the residual stream; f32 by default.
     pub fn with_residual(mut self, residual: Precision) -> Self {
         self.residual = residual;
+        self
+    }
+
+    /// With another precision of the gradient of the residual stream; that of other gradients of
+    /// activations by default.
+    pub fn with_residual_gradient(mut self, residual_gradient: Precision) -> Self {
+        self.residual_gradient = residual_gradient;
         self
     }
 
@@ -276,6 +285,10 @@ impl CudaDevice {
 
     pub(crate) fn residual(&self) -> Precision {
         self.residual
+    }
+
+    pub(crate) fn residual_gradient(&self) -> Precision {
+        self.residual_gradient
     }
 
     pub(crate) fn fp8_gemms(&self) -> Fp8 {

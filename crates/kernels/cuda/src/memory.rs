@@ -182,6 +182,10 @@ impl DeviceMemory for CudaDevice {
         self.residual().dtype()
     }
 
+    fn residual_grad_dtype(&self) -> DType {
+        self.residual_gradient().dtype()
+    }
+
     fn weight_dtype(&self) -> DType {
         self.activation_dtype()
     }

@@ -119,7 +119,6 @@ impl CudaDevice {
         let shape = Shape::check(x.len(), weight, None, &dx, mean_rstd);
         assert!(dy.len() == x.len(), "tensor lengths differ");
         assert!(dx_copy.as_ref().is_none_or(|copy| copy.len() == x.len()), "tensor lengths differ");
-        assert_eq!(x.dtype(), dx.dtype(), "the dtypes of a tensor and its gradient differ");
         let sums = [Some(&grads.weight), grads.bias.as_ref(), column_sums.as_ref()];
         for grad in sums.into_iter().flatten() {
             assert_eq!(grad.len(), shape.columns, "parameter and gradient lengths differ");
@@ -129,7 +128,8 @@ impl CudaDevice {
             return column_sums.into_iter().for_each(|sums| self.zero(sums));
         }
         let copy_dtype = dx_copy.as_ref().map_or(dy.dtype(), ViewMut::dtype);
-        let dtypes = Dtypes { copy: copy_dtype, ..Dtypes::new(norm, x, weight, dy.dtype()) };
+        let dtypes =
+            Dtypes { dx: dx.dtype(), copy: copy_dtype, ..Dtypes::new(norm, x, weight, dy.dtype()) };
         let tensors = BackwardTensors {
             dy: Ptr::of(dy),
             x: Ptr::of(x),
@@ -330,17 +330,19 @@ struct Dtypes {
     delta: DType,
     weight: DType,
     y: DType,
+    dx: DType,
     copy: DType,
 }
 
 impl Dtypes {
+    /// The forward pass does not depend on the dtypes of gradients: these defaults add no variants of it.
     fn new(norm: Norm, x: View<'_>, weight: View<'_>, y: DType) -> Self {
         let is_rms = matches!(norm, Norm::Rms { .. });
-        Self { is_rms, x: x.dtype(), delta: y, weight: weight.dtype(), y, copy: y }
+        Self { is_rms, x: x.dtype(), delta: y, weight: weight.dtype(), y, dx: y, copy: y }
     }
 
     fn kernel(self, source: &'static Source, function: &'static str) -> Kernel {
-        let Self { is_rms, x, delta, weight, y, copy } = self;
+        let Self { is_rms, x, delta, weight, y, dx, copy } = self;
         let dtype = |dtype| u64::from(is_bf16(dtype));
         Kernel::new(source, function)
             .define("IS_RMS", u64::from(is_rms))
@@ -348,6 +350,7 @@ impl Dtypes {
             .define("DELTA_BF16", dtype(delta))
             .define("WEIGHT_BF16", dtype(weight))
             .define("Y_BF16", dtype(y))
+            .define("DX_BF16", dtype(dx))
             .define("COPY_BF16", dtype(copy))
     }
 }
@@ -453,13 +456,16 @@ pub(crate) fn representative_kernels(warp: usize) -> Vec<Kernel> {
     for is_bf16 in [false, true] {
         let y = if is_bf16 { DType::Bf16 } else { DType::F32 };
         for (is_rms, columns) in [(false, 64), (false, 768), (true, 1600), (true, 8192)] {
-            let dtypes = Dtypes { is_rms, x: DType::F32, delta: y, weight: y, y, copy: y };
+            let dtypes = Dtypes { is_rms, x: DType::F32, delta: y, weight: y, y, dx: y, copy: y };
             let forward = ForwardLayout::of(columns, warp);
             kernels
                 .extend(forward.map(|layout| layout.kernel(dtypes, "add_norm", columns, is_bf16)));
             let parts = Parts { has_bias: !is_rms, has_sums: !is_rms, has_fp8: is_bf16 };
             let backward = BackwardLayout::of(columns, warp, parts);
-            kernels.extend(backward.map(|layout| layout.kernel(dtypes, columns, parts)));
+            for dx in [DType::F32, DType::Bf16] {
+                let dtypes = Dtypes { dx, ..dtypes };
+                kernels.extend(backward.map(|layout| layout.kernel(dtypes, columns, parts)));
+            }
             kernels.push(dtypes.kernel(&GENERIC_SOURCE, "add_norm"));
         }
     }

@@ -48,6 +48,26 @@ fn fp8_gemms_match_the_reference() {
 }
 
 #[test]
+fn dtypes_of_the_residual_stream_and_its_gradient_match_the_reference() {
+    if device_count(Vendor::Nvidia) == 0 {
+        return eprintln!("skipped: no NVIDIA GPU");
+    }
+    let (f32, bf16) = (Precision::F32, Precision::Bf16);
+    for (residual, gradient) in [(f32, f32), (bf16, bf16), (bf16, f32)] {
+        let make_device = || -> Box<dyn Device> {
+            let device = CudaDevice::open(0, bf16).unwrap().with_residual(residual);
+            Box::new(device.with_residual_gradient(gradient))
+        };
+        let tolerances = Tolerances::BF16;
+        let suite = Suite { make_device: &make_device, tolerances, cases: 24, max: 40, seed: 1 };
+        let is_residual =
+            |check: &Check<'_>| ["norm", "embedding"].iter().any(|name| check.name.contains(name));
+        let checks = suite.checks().into_iter().filter(is_residual).collect();
+        run(checks, &format!("a residual stream in {residual:?}, its gradient in {gradient:?}"));
+    }
+}
+
+#[test]
 fn gpu_matches_the_reference_in_f32() {
     check(Precision::F32, Tolerances::F32, false);
 }

@@ -55,6 +55,12 @@ fn attention<'a>(suite: &Suite<'a>) -> Vec<Check<'a>> {
     suite.fixed_shapes().into_iter().filter(is_attention).collect()
 }
 
+/// Norms of few shapes: rows in registers and generic ones.
+fn random_norms<'a>(suite: &Suite<'a>) -> Vec<Check<'a>> {
+    let is_norm = |check: &Check<'_>| check.name.contains("norm");
+    suite.random_operations().into_iter().filter(is_norm).collect()
+}
+
 fn norms_and_random_attention<'a>(suite: &Suite<'a>) -> Vec<Check<'a>> {
     let random = suite.random_operations().into_iter().filter(has_a_source_per_shape);
     let fixed = suite.fixed_shapes().into_iter().filter(|check| check.name.contains("norm"));
@@ -80,4 +86,10 @@ fn elementwise_and_loss_kernels_match_the_reference() {
 #[test]
 fn norms_and_generic_attention_match_the_reference() {
     check(Precision::F32, Tolerances::F32, |device| device, norms_and_random_attention);
+}
+
+/// In bf16, the gradient of the residual stream has another dtype than the stream by default.
+#[test]
+fn norms_with_a_bf16_gradient_match_the_reference() {
+    check(Precision::Bf16, Tolerances::BF16, |device| device, random_norms);
 }

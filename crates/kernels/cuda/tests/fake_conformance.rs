@@ -6,7 +6,7 @@ use std::cell::RefCell;
 
 use regatta_device::ops::{Device, Fp8};
 use regatta_device::precision::Precision;
-use regatta_device_conformance::{Suite, Tolerances, run_checks};
+use regatta_device_conformance::{Check, Suite, Tolerances, run_checks};
 use regatta_kernels_cuda::CudaDevice;
 use regatta_kernels_cuda::fake::FakeDevice;
 
@@ -59,6 +59,32 @@ fn separate_bias_and_gelu_match_the_reference() {
     check(&bf16().without_epilogues(), Tolerances::BF16, |device| device);
 }
 
+/// Dtypes of the residual stream and of its gradient that are not the default.
+const RESIDUALS: [(Precision, Precision); 3] = [
+    (Precision::F32, Precision::F32),
+    (Precision::Bf16, Precision::Bf16),
+    (Precision::Bf16, Precision::F32),
+];
+
+#[test]
+fn dtypes_of_the_residual_stream_and_its_gradient_match_the_reference() {
+    for fake in [bf16(), bf16().unaligned()] {
+        for (residual, gradient) in RESIDUALS {
+            let make_device = || -> Box<dyn Device> {
+                let device = fake.clone().open().unwrap().with_residual(residual);
+                Box::new(device.with_residual_gradient(gradient))
+            };
+            let tolerances = Tolerances::BF16;
+            let suite =
+                Suite { make_device: &make_device, tolerances, cases: 12, max: 24, seed: 1 };
+            let is_residual = |check: &Check<'_>| {
+                ["norm", "embedding", "dropout"].iter().any(|name| check.name.contains(name))
+            };
+            run_checks(suite.checks().into_iter().filter(is_residual)).unwrap();
+        }
+    }
+}
+
 /// No kernel may use vectors.
 #[test]
 fn unaligned_tensors_match_the_reference() {
@@ -68,13 +94,17 @@ fn unaligned_tensors_match_the_reference() {
 
 #[test]
 fn fp8_gemms_match_the_reference() {
-    let make_device =
-        || -> Box<dyn Device> { Box::new(bf16().open().unwrap().with_fp8(Fp8::All).unwrap()) };
-    let tolerances = Tolerances::BF16;
-    let suite = Suite { make_device: &make_device, tolerances, cases: 6, max: 24, seed: 1 };
-    // Long rows take minutes on the host.
-    let checks = suite.fp8().into_iter().filter(|check| check.name.starts_with("random"));
-    run_checks(checks).unwrap();
+    for gradient in [Precision::F32, Precision::Bf16] {
+        let make_device = || -> Box<dyn Device> {
+            let device = bf16().open().unwrap().with_residual_gradient(gradient);
+            Box::new(device.with_fp8(Fp8::All).unwrap())
+        };
+        let tolerances = Tolerances::BF16;
+        let suite = Suite { make_device: &make_device, tolerances, cases: 6, max: 24, seed: 1 };
+        // Long rows take minutes on the host.
+        let checks = suite.fp8().into_iter().filter(|check| check.name.starts_with("random"));
+        run_checks(checks).unwrap();
+    }
 }
 
 #[test]

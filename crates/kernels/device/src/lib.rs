@@ -3,7 +3,8 @@
 //!
 //! Conventions: a tensor of activations has one row per token. Parameters, gradients of
 //! parameters and statistics have the device's [`DeviceMemory::master_dtype`], the residual stream has its
-//! [`DeviceMemory::residual_dtype`]; other activations and their gradients have its
+//! [`DeviceMemory::residual_dtype`], and the gradient of that its
+//! [`DeviceMemory::residual_grad_dtype`]; other activations and their gradients have its
 //! [`DeviceMemory::activation_dtype`], which may be narrower.
 //! Operations accept either, by the dtype of the view. Gradients of parameters are accumulated into their
 //! buffer. Scalars that operations produce stay in device memory. Wrong lengths are bugs of the caller and

@@ -166,7 +166,7 @@ impl RankModel<'_> {
         // The gradient of the residual stream is gathered under sequence parallelism, otherwise copied.
         let outer_bytes = match self.plan.sequence_parallel {
             true => self.options.activation_bytes,
-            false => self.options.residual_bytes,
+            false => self.options.residual_grad_operand_bytes(),
         };
         let row = inner as u64 * self.options.activation_bytes + outer as u64 * outer_bytes;
         self.layers(chunk) as u64 * rows as u64 * row
@@ -202,10 +202,9 @@ impl RankModel<'_> {
         if shape.has_attention() {
             inner += rows * shape.qkv_dim() / tp;
         }
-        let mut residual = self.local_rows() * hidden;
-        if self.options.has_weight_copy()
-            && self.options.residual_bytes != self.options.weight_bytes
-        {
+        let residual = self.local_rows() * hidden;
+        let operand_bytes = self.options.residual_grad_operand_bytes();
+        if operand_bytes != self.options.residual_grad_bytes {
             // The gradient of the residual stream as an operand of GEMMs.
             inner += self.local_rows() * hidden;
         }
@@ -217,12 +216,15 @@ impl RankModel<'_> {
             // Recomputed output of attention or MLP.
             inner += rows * hidden;
         }
+        let mut accumulators = 0;
         if self.plan.mesh.cp > 1 && shape.has_attention() {
-            // Unpacked q, k and v, the received k and v, and the f32 accumulators.
+            // Unpacked q, k and v, the received k and v, and the accumulators in full precision.
             let (qkv, heads) = (shape.qkv_dim() / tp, shape.num_heads * shape.head_dim() / tp);
-            (inner, residual) = (inner + rows * (2 * qkv - heads), residual + rows * (qkv + heads));
+            (inner, accumulators) = (inner + rows * (2 * qkv - heads), rows * (qkv + heads));
         }
-        inner as u64 * self.options.activation_bytes + residual as u64 * self.options.residual_bytes
+        inner as u64 * self.options.activation_bytes
+            + residual as u64 * self.options.residual_grad_bytes
+            + accumulators as u64 * self.options.master_bytes
     }
 
     /// Operands in fp8: one buffer of each size, for activations, for weights and their transposes, which have
@@ -259,12 +261,11 @@ impl RankModel<'_> {
 
     /// Pipeline messages: one being received and two being sent, per direction.
     fn messages(&self) -> u64 {
-        let count = match (self.plan.mesh.pp, self.coord.pp) {
-            (1, _) => 0,
-            (pp, stage) if stage == 0 || stage + 1 == pp => 3,
-            _ => 6,
-        };
-        (count * self.local_rows() * self.shape.hidden_size) as u64 * self.options.residual_bytes
+        let (has_previous, has_next) = (self.coord.pp > 0, self.coord.pp + 1 < self.plan.mesh.pp);
+        let count = |receives: bool, sends: bool| u64::from(receives) + 2 * u64::from(sends);
+        let element = count(has_previous, has_next) * self.options.residual_bytes
+            + count(has_next, has_previous) * self.options.residual_grad_bytes;
+        (self.local_rows() * self.shape.hidden_size) as u64 * element
     }
 
     /// Copies in which two stages sum the gradients of a tied embedding: one of each tile length.

@@ -31,6 +31,8 @@ pub struct CostOptions {
     pub master_bytes: u64,
     /// Bytes per element of the residual stream.
     pub residual_bytes: u64,
+    /// Bytes per element of the gradient of the residual stream.
+    pub residual_grad_bytes: u64,
     /// Bytes per element of the parameters that passes read.
     pub weight_bytes: u64,
     /// Bytes per element of other activations.
@@ -60,6 +62,7 @@ impl CostOptions {
         Self {
             master_bytes,
             residual_bytes: master_bytes,
+            residual_grad_bytes: master_bytes,
             weight_bytes: master_bytes,
             activation_bytes,
             logit_bytes: master_bytes,
@@ -71,10 +74,11 @@ impl CostOptions {
         }
     }
 
-    /// On GPUs: f32 master parameters and residual stream; parameters, activations and logits in the
-    /// dtype of the GEMMs.
+    /// On GPUs: f32 master parameters and residual stream; parameters, activations, their gradients and
+    /// logits in the dtype of the GEMMs.
     pub fn gpu(gemm_bytes: u64, max_logits: Option<usize>, recompute: bool) -> Self {
         Self {
+            residual_grad_bytes: gemm_bytes,
             weight_bytes: gemm_bytes,
             logit_bytes: gemm_bytes,
             max_logits,
@@ -86,6 +90,12 @@ impl CostOptions {
     /// Whether parameters exist as master parameters and as a copy that passes read.
     fn has_weight_copy(&self) -> bool {
         self.weight_bytes != self.master_bytes
+    }
+
+    /// Bytes per element of the gradient of the residual stream as an operand of GEMMs: those of GPUs have
+    /// operands of one dtype.
+    fn residual_grad_operand_bytes(&self) -> u64 {
+        if self.has_own_memory { self.weight_bytes } else { self.residual_grad_bytes }
     }
 }
 

@@ -66,15 +66,17 @@ impl RankModel<'_> {
         }
         let rows = self.rows();
         let residual = rows * self.shape.hidden_size;
-        let once = match self.plan.sequence_parallel {
-            true => member.sends(AllGather, residual) + member.sends(ReduceScatter, residual),
-            false => member.sends(AllReduce, residual),
+        // Of the sum of partial outputs, and of the rows that the backward pass gathers.
+        let (sum, gather) = match self.plan.sequence_parallel {
+            true => (member.sends(ReduceScatter, residual), member.sends(AllGather, residual)),
+            false => (member.sends(AllReduce, residual), 0),
         };
+        let once = sum + gather;
         let sublayers = if self.shape.has_attention() { 2 } else { 1 };
         let activation = self.options.activation_bytes;
         let mut bytes = self.local_layers() * self.passes() * sublayers * once * activation;
         if self.stage.owns(0) {
-            bytes += once * self.options.residual_bytes;
+            bytes += sum * self.options.residual_bytes + gather * self.options.residual_grad_bytes;
         }
         if self.has_head() {
             // The vocabulary-parallel cross-entropy gathers three elements per row.
@@ -175,7 +177,7 @@ impl RankModel<'_> {
         }
     }
 
-    /// Pipeline messages: the residual stream or its gradient.
+    /// Pipeline messages: the residual stream forward, its gradient backward.
     fn p2p(&self, direction: Direction) -> u64 {
         if self.plan.mesh.pp == 1 {
             return 0;
@@ -183,7 +185,11 @@ impl RankModel<'_> {
         let sent = self.stage.schedule.sent(self.coord.pp);
         let messages = sent.filter(|message| message.direction == direction).count();
         let elements = messages * self.local_rows() * self.shape.hidden_size;
-        elements as u64 * self.options.residual_bytes
+        let element = match direction {
+            Direction::Forward => self.options.residual_bytes,
+            Direction::Backward => self.options.residual_grad_bytes,
+        };
+        elements as u64 * element
     }
 
     /// Gradients of an embedding tied across the first and the last stage.

@@ -121,17 +121,26 @@ pub fn describe(config: &Config, threads: usize) -> String {
     }
 }
 
+/// Rejects settings that CPUs would ignore.
+fn check_cpu_settings(config: &Config) -> Result<()> {
+    let train = &config.train;
+    let setting = if train.residual == Precision::Bf16 {
+        "train.residual=bf16".to_owned()
+    } else if train.residual_gradient == Some(Precision::Bf16) {
+        "train.residual_gradient=bf16".to_owned()
+    } else if train.fp8 != Fp8::Off {
+        format!("train.fp8={}", train.fp8.name())
+    } else {
+        return Ok(());
+    };
+    bail!("{setting} needs GPUs: remove it, or set train.device=gpu")
+}
+
 impl ComputeDevice {
     /// Opens the device of a resolved configuration.
     pub fn open(config: &Config, threads: usize, comm: &dyn Comm) -> Result<Self> {
         if config.train.device != Some(DeviceKind::Gpu) {
-            if config.train.residual == Precision::Bf16 {
-                bail!("train.residual=bf16 needs GPUs: remove it, or set train.device=gpu");
-            }
-            if config.train.fp8 != Fp8::Off {
-                let fp8 = config.train.fp8.name();
-                bail!("train.fp8={fp8} needs GPUs: remove it, or set train.device=gpu");
-            }
+            check_cpu_settings(config)?;
             let device = Box::new(Cpu::new(threads, config.precision()));
             return Ok(Self::Cpu { device, threads });
         }
@@ -151,7 +160,10 @@ impl ComputeDevice {
         let index = local_rank(comm) % device_count(vendor).max(1);
         let device = CudaDevice::open_vendor(vendor, index, config.precision())
             .map_err(|error| anyhow!("{error}; train.device=cpu trains on CPUs instead"))?;
-        let device = device.with_residual(config.train.residual).with_fp8(config.train.fp8)?;
+        let device = device
+            .with_residual(config.train.residual)
+            .with_residual_gradient(config.residual_gradient())
+            .with_fp8(config.train.fp8)?;
         let device = match config.train.deterministic {
             true => device.deterministic_results(),
             false => device,

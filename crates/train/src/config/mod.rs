@@ -108,9 +108,11 @@ configuration! {
         /// auto: bf16 on GPUs, and on CPUs if those of all ranks have instructions for it (AVX512_BF16 or
         /// AMX), otherwise f32.
         precision: Option<Precision> = None, ANY;
-        /// Precision of the residual stream and its gradient on GPUs: f32, or bf16, which is faster and
-        /// less accurate.
+        /// Precision of the residual stream on GPUs: f32, or bf16, which is faster and less accurate.
         residual: Precision = Precision::F32, ANY;
+        /// Precision of the gradient of the residual stream on GPUs; auto: train.precision, as that of other
+        /// gradients of activations.
+        residual_gradient: Option<Precision> = None, ANY;
         /// GEMMs on fp8 operands (e4m3 with a scale per row) on GPUs: off, layers (those of the transformer
         /// layers), or all (also those of the LM head). Weight gradients stay bf16. Faster, less accurate.
         fp8: Fp8 = Fp8::Off, ANY;

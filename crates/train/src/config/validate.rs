@@ -107,6 +107,7 @@ impl Config {
         match self.train.device {
             Some(DeviceKind::Gpu) => CostOptions {
                 residual_bytes: self.train.residual.activation_bytes(),
+                residual_grad_bytes: self.residual_gradient().activation_bytes(),
                 fp8_layers: self.train.fp8 != Fp8::Off,
                 fp8_head: self.train.fp8 == Fp8::All,
                 ..CostOptions::gpu(bytes, Some(GPU_MAX_LOGITS), recompute)
@@ -118,6 +119,11 @@ impl Config {
     /// The precision; f32 if it is `auto` and not resolved yet.
     pub fn precision(&self) -> Precision {
         self.train.precision.unwrap_or_default()
+    }
+
+    /// The precision of the gradient of the residual stream on GPUs.
+    pub fn residual_gradient(&self) -> Precision {
+        self.train.residual_gradient.unwrap_or(self.precision())
     }
 
     /// Whether checkpoints are copied and written while training continues. Offloaded state may not fit in

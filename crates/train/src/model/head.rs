@@ -122,7 +122,7 @@ impl LmHead {
             false => self.fused_loss_and_grads(ctx, params, input, loss, &mut dnormed)?,
         }
         let dnormed = ctx.tensor.reduce_scatter_rows(ctx, dnormed)?;
-        let mut dx = ctx.residual(x.len());
+        let mut dx = ctx.residual_grad(x.len());
         ctx.device.zero(dx.view_mut());
         let mut grad = StreamGrad::new(dx);
         self.norm.backward(ctx, params, &x, &stats, &dnormed, &mut grad);

@@ -79,9 +79,14 @@ impl PassCtx<'_> {
         self.pool.get(elements, self.device.logit_dtype())
     }
 
-    /// A buffer for the residual stream or its gradient. Its contents are arbitrary.
+    /// A buffer for the residual stream. Its contents are arbitrary.
     pub(crate) fn residual(&self, elements: usize) -> PooledTensor {
         self.pool.get(elements, self.device.residual_dtype())
+    }
+
+    /// A buffer for the gradient of the residual stream. Its contents are arbitrary.
+    pub(crate) fn residual_grad(&self, elements: usize) -> PooledTensor {
+        self.pool.get(elements, self.device.residual_grad_dtype())
     }
 
     /// A buffer in full precision: softmax and norm statistics, sums. Its contents are arbitrary.

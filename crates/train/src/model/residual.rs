@@ -38,7 +38,7 @@ impl Residual {
     }
 }
 
-/// The gradient of the residual stream, and its copy in the dtype of GEMM operands.
+/// The gradient of the residual stream, and its copy in the dtype of GEMM operands if that is another one.
 #[derive(Debug)]
 pub struct StreamGrad {
     pub(super) dx: PooledTensor,
@@ -52,12 +52,12 @@ pub struct StreamGrad {
 }
 
 impl StreamGrad {
-    /// The gradient in full precision.
+    /// The gradient, in the device's dtype of it.
     pub fn new(dx: PooledTensor) -> Self {
         Self { dx, operand: None, column_sums: None, fp8: None }
     }
 
-    /// The gradient in full precision.
+    /// The gradient, in the device's dtype of it.
     pub fn into_tensor(self) -> PooledTensor {
         self.dx
     }

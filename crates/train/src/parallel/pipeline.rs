@@ -22,6 +22,7 @@ pub struct P2pLinks {
 
 struct LinkQueue {
     link: P2pLink,
+    direction: Direction,
     /// Receives that are not yet posted.
     receives_left: usize,
     receiving: Option<P2pTransfer>,
@@ -39,7 +40,7 @@ impl P2pLinks {
             let messages = actions.iter().filter_map(|action| stage.schedule.receives(*action));
             let receives_left = messages.filter(|message| message.direction == direction).count();
             let (receiving, sending) = (None, VecDeque::new());
-            LinkQueue { link: link.clone(), receives_left, receiving, sending }
+            LinkQueue { link: link.clone(), direction, receives_left, receiving, sending }
         };
         Self {
             forward: queue(&groups.forward, Direction::Forward),
@@ -99,7 +100,10 @@ impl LinkQueue {
         let is_due = self.receiving.is_none() && self.receives_left > 0;
         if let Some(comm) = self.link.recv_from.as_ref().filter(|_| is_due) {
             self.receives_left -= 1;
-            let buffer = ctx.residual(elements);
+            let buffer = match self.direction {
+                Direction::Forward => ctx.residual(elements),
+                Direction::Backward => ctx.residual_grad(elements),
+            };
             self.receiving = Some(P2pTransfer::recv(ctx.device, &**comm, buffer));
         }
     }

@@ -1,7 +1,8 @@
 """Generates the golden values of training in bf16 for tests/golden.rs, with PyTorch's autograd and AdamW:
 
 - GEMM operands and results, and activations, are bf16; GEMMs accumulate in f32.
-- Parameters, their gradients, the residual stream and its gradient are f32.
+- Parameters, their gradients, the residual stream and its gradient are f32 (GPUs round that of the stream
+  unless train.residual_gradient is f32).
 - Norms, RoPE, softmax, activation functions and the loss compute in f32 and round their results to bf16.
 
 Run it in this folder, like make.py, whose formulas it shares:

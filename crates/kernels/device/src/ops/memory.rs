@@ -63,8 +63,13 @@ pub trait DeviceMemory: Send + Sync {
     /// Data type of other activations.
     fn activation_dtype(&self) -> DType;
 
-    /// Data type of the residual stream and its gradient.
+    /// Data type of the residual stream.
     fn residual_dtype(&self) -> DType {
+        self.master_dtype()
+    }
+
+    /// Data type of the gradient of the residual stream.
+    fn residual_grad_dtype(&self) -> DType {
         self.master_dtype()
     }
 

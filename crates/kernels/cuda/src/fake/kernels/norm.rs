@@ -183,18 +183,17 @@ struct Backward {
 impl Backward {
     fn new(launch: &Launch<'_>, rows: Rows) -> Self {
         let mut args = launch.args();
-        let x_dtype = launch.dtype("X_BF16");
         Self {
             rows,
             dy: args.array(launch.dtype("Y_BF16"), rows.elements()),
-            x: args.array(x_dtype, rows.elements()),
+            x: args.array(launch.dtype("X_BF16"), rows.elements()),
             weight: args.array(launch.dtype("WEIGHT_BF16"), rows.columns).row(
                 0,
                 rows.columns,
                 rows.width,
             ),
             mean_rstd: args.array(DType::F32, 2 * rows.count),
-            dx: args.array(x_dtype, rows.elements()),
+            dx: args.array(launch.dtype("DX_BF16"), rows.elements()),
             dx_copy: launch.optional_array(args.ptr(), launch.dtype("COPY_BF16"), rows.elements()),
             fp8: rows.fp8(launch, rows.fp8_pointers(&mut args)),
             copy_dtype: launch.dtype("COPY_BF16"),
