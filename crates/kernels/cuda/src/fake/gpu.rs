@@ -118,6 +118,8 @@ pub struct GpuState {
     /// What the host has waited for.
     pub host_clock: Clock,
     pub allocations: usize,
+    /// Bytes of all allocations of device memory so far.
+    pub device_allocations: Vec<usize>,
     pub events: usize,
     /// Graphs and executable graphs that are not destroyed.
     pub graphs: usize,
@@ -144,6 +146,7 @@ impl FakeGpu {
             pinned_copies: 0,
             host_clock: Clock::default(),
             allocations: 0,
+            device_allocations: Vec::new(),
             events: 0,
             graphs: 0,
             graph_launches: 0,

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use regatta_comm::gpu_runtime::Stream;
 
+use super::access_log::AccessLog;
 use super::error::{INVALID_VALUE, OUT_OF_MEMORY, misuse};
 use super::gpu::{FakeGpu, World, world};
-use super::streams::{Clock, operation};
+use super::streams::operation;
 
 /// As of `cudaMalloc`.
 const ALIGNMENT: usize = 256;
@@ -26,8 +27,7 @@ pub struct Allocation {
     bytes: usize,
     gpu: Arc<FakeGpu>,
     is_pinned: bool,
-    /// The last operation of each stream that accessed it.
-    accesses: Clock,
+    accesses: AccessLog,
 }
 
 /// Allocates memory of a GPU, or pinned host memory.
@@ -58,10 +58,11 @@ pub fn allocate(gpu: &Arc<FakeGpu>, bytes: usize, is_pinned: bool) -> Result<*mu
     } else {
         state.allocated_bytes = total;
         state.peak_bytes = state.peak_bytes.max(total);
+        state.device_allocations.push(bytes);
     }
     state.allocations += 1;
     drop(state);
-    let (gpu, accesses) = (gpu.clone(), Clock::default());
+    let (gpu, accesses) = (gpu.clone(), AccessLog::default());
     let allocation = Allocation { layout, bytes, gpu, is_pinned, accesses };
     world().allocations.insert(start as usize, allocation);
     Ok(start.cast())
@@ -70,6 +71,11 @@ pub fn allocate(gpu: &Arc<FakeGpu>, bytes: usize, is_pinned: bool) -> Result<*mu
 /// Offset from an aligned address: pinned memory is aligned to a page.
 fn offset_of(gpu: &FakeGpu, is_pinned: bool) -> usize {
     if is_pinned { 0 } else { gpu.config.offset_bytes }
+}
+
+/// The GPU that memory was allocated for.
+pub fn gpu_of(start: *mut c_void) -> Option<Arc<FakeGpu>> {
+    world().allocations.get(&(start as usize)).map(|allocation| allocation.gpu.clone())
 }
 
 /// Frees memory that was allocated and not freed since. All accesses must have happened before: before the
@@ -84,8 +90,8 @@ pub fn free(start: *mut c_void, stream: Option<Stream>, is_pinned: bool) -> Resu
         return Err(INVALID_VALUE);
     };
     let happened = match stream {
-        Some(stream) => world.clock(stream)?.includes(&allocation.accesses),
-        None => allocation.gpu.lock().host_clock.includes(&allocation.accesses),
+        Some(stream) => allocation.accesses.happened_before(world.clock(stream)?),
+        None => allocation.accesses.happened_before(&allocation.gpu.lock().host_clock),
     };
     if !happened {
         return Err(misuse(format!("{} bytes are freed while in use", allocation.bytes)));
@@ -122,7 +128,7 @@ pub fn check_access(gpu: &FakeGpu, address: u64, bytes: usize) -> Result<(), Str
     if bytes > available {
         return Err(format!("{range}: the allocation ends after {available} bytes"));
     }
-    world.access(address)
+    world.access(address, bytes)
 }
 
 /// Checks one side of a copy; whether it is in pinned memory. Addresses outside of allocations are in
@@ -135,27 +141,25 @@ pub fn check_copy(world: &mut World, address: *const c_void, bytes: usize) -> Re
         return Err(misuse(format!("a copy of {bytes} bytes exceeds an allocation")));
     }
     let is_pinned = allocation.is_pinned;
-    world.access(address as u64).map_err(misuse)?;
+    world.access(address as u64, bytes).map_err(misuse)?;
     Ok(is_pinned)
 }
 
 impl World {
-    /// Notes that the current operation accesses an allocation, after all earlier accesses.
-    fn access(&mut self, address: u64) -> Result<(), String> {
+    /// Notes that the current operation accesses bytes of an allocation, after all earlier accesses.
+    fn access(&mut self, address: u64, bytes: usize) -> Result<(), String> {
         let stream = operation();
-        let Some(clock) = self.streams.get(&stream).map(|stream| &stream.clock) else {
+        let Self { streams, allocations, .. } = self;
+        let Some(clock) = streams.get(&stream).map(|stream| &stream.clock) else {
             return Ok(());
         };
-        let Some((start, allocation)) = find(&self.allocations, address) else { return Ok(()) };
-        if !clock.includes(&allocation.accesses) {
-            let bytes = allocation.bytes;
-            return Err(format!("{bytes} bytes are accessed by two streams without an order"));
+        let Some(start) = find(allocations, address).map(|(start, _)| start) else { return Ok(()) };
+        let Some(allocation) = allocations.get_mut(&start) else { return Ok(()) };
+        let first = address as usize - start;
+        match allocation.accesses.add(first..first + bytes, stream, clock) {
+            true => Ok(()),
+            false => Err(format!("{bytes} bytes are accessed by two streams without an order")),
         }
-        let number = clock.number(stream);
-        if let Some(allocation) = self.allocations.get_mut(&start) {
-            allocation.accesses.set(stream, number);
-        }
-        Ok(())
     }
 }
 

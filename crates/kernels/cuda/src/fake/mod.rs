@@ -5,7 +5,7 @@
 //! driver, the runtime, the compiler and the BLAS library are fakes. Every launch is compared with the
 //! declaration of the kernel in its source, and what the kernel does is emulated. Accesses outside of
 //! allocations, unaligned vectors and invalid handles are errors; new memory is NaN. Copies of pinned memory
-//! run as late as possible, and accesses of one allocation by two streams without an order are errors, so
+//! run as late as possible, and accesses of the same bytes by two streams without an order are errors, so
 //! that a missing wait is found. With [`FakeDevice::running_sources`], the sources themselves run on an
 //! emulated AMD GPU.
 //!
@@ -23,6 +23,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "misuse of the fake may panic")]
 
+mod access_log;
 mod array;
 pub(crate) mod blas;
 mod compiler;
@@ -243,6 +244,11 @@ impl Probe {
     /// Allocations that are not freed, of device memory and of pinned host memory.
     pub fn allocations(&self) -> usize {
         self.gpu.lock().allocations
+    }
+
+    /// Bytes of all allocations of device memory so far, in their order, also of those that are freed.
+    pub fn device_allocations(&self) -> Vec<usize> {
+        self.gpu.lock().device_allocations.clone()
     }
 
     /// Most bytes of device memory that were in use at a time.

@@ -130,7 +130,7 @@ unsafe extern "C" fn malloc(start: *mut *mut c_void, bytes: usize) -> c_int {
 
 /// Waits for all work of the device, as the runtime does.
 unsafe extern "C" fn free(start: *mut c_void) -> c_int {
-    if let Ok(gpu) = current() {
+    if let Some(gpu) = memory::gpu_of(start) {
         world().wait_for_all(&gpu);
     }
     reported(memory::free(start, None, false))

@@ -2,7 +2,7 @@
 //!
 //! Copies of pinned memory run as late as a GPU may run them: when another operation of the stream, another
 //! stream or the host waits for them. A missing wait on the host then reads old values. Every operation
-//! knows what happened before it, by a vector clock; accesses of one allocation by two streams without an
+//! knows what happened before it, by a vector clock; accesses of the same bytes by two streams without an
 //! order are an error.
 
 use std::cell::Cell;
