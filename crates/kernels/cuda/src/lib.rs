@@ -7,6 +7,7 @@
 //! by the next synchronisation.
 
 mod activation;
+mod arena;
 mod attention;
 mod blaslt;
 mod cache_dir;

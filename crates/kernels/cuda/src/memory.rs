@@ -1,21 +1,25 @@
 //! Allocation, copies and completion.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::ops::Range;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
 use regatta_comm::gpu_runtime::{MEMCPY_DEFAULT, SUCCESS, TimingEvent};
 use regatta_comm::{DType, Event, MemorySpace};
-use regatta_device::ops::{GPU_MAX_LOGITS, KernelTime, MemoryUse, TimeMark};
+use regatta_device::ops::{ArenaUse, GPU_MAX_LOGITS, KernelTime, MemoryUse, TimeMark};
 use regatta_device::tensor::{Tensor, View, ViewMut};
 use regatta_device::{DeviceError, DeviceMemory, HostTensor};
 
-use crate::owned_stream::{Memory, OwnedStream};
+use crate::arena;
+use crate::owned_stream::{Memory, MemorySource, OwnedStream};
 use crate::{CudaDevice, Ptr};
 
 /// Memory is reserved in steps, so that slowly growing requests do not reallocate each time.
 const WORKSPACE_STEP: usize = 32 << 20;
+
+/// The operation in errors of allocations.
+const ALLOCATION: &str = "allocating device memory";
 
 /// A grow-only buffer for temporary results.
 #[derive(Default)]
@@ -38,7 +42,9 @@ impl Workspace {
                 return Ptr::NULL;
             }
             self.memory = None;
-            self.memory = device.allocate(bytes.next_multiple_of(WORKSPACE_STEP)).map(Arc::new);
+            // Not in the arena, which has the tensors of the cost model only.
+            let bytes = bytes.next_multiple_of(WORKSPACE_STEP);
+            self.memory = device.allocate_on_demand(bytes).map(Arc::new);
         }
         self.memory.as_ref().map_or(Ptr::NULL, |memory| Ptr(memory.start as u64))
     }
@@ -48,7 +54,7 @@ impl Workspace {
 pub(crate) struct Allocation {
     start: *mut c_void,
     bytes: usize,
-    is_stream_ordered: bool,
+    source: MemorySource,
     stream: Arc<OwnedStream>,
 }
 
@@ -67,14 +73,28 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        let Self { start, is_stream_ordered, .. } = *self;
-        self.stream.free(Memory { start, is_stream_ordered });
+        let Self { start, source, .. } = *self;
+        self.stream.free(Memory { start, source });
     }
 }
 
 impl CudaDevice {
-    /// Allocates device memory; a failure is the device's error.
+    /// Allocates device memory of the arena, or if it has no room, of the runtime; a failure is the
+    /// device's error.
     pub(crate) fn allocate(&self, bytes: usize) -> Option<Allocation> {
+        if self.has_failed() || !self.make_current() {
+            return None;
+        }
+        let stream = self.owned_stream();
+        // This is no operation of the stream, and possible in a capture, too.
+        match stream.allocate_from_arena(bytes) {
+            Some(start) => Some(Allocation { start, bytes, source: MemorySource::Arena, stream }),
+            None => self.allocate_on_demand(bytes),
+        }
+    }
+
+    /// Allocates device memory of the runtime; a failure is the device's error.
+    fn allocate_on_demand(&self, bytes: usize) -> Option<Allocation> {
         if self.has_failed() || !self.make_current() {
             return None;
         }
@@ -89,20 +109,27 @@ impl CudaDevice {
             }
         };
         if code == SUCCESS {
-            let (is_stream_ordered, stream) = (allocator.is_some(), self.owned_stream());
-            return Some(Allocation { start, bytes, is_stream_ordered, stream });
+            let source = match allocator {
+                Some(_) => MemorySource::StreamOrdered,
+                None => MemorySource::Device,
+            };
+            return Some(Allocation { start, bytes, source, stream: self.owned_stream() });
         }
+        self.fail(ALLOCATION, self.out_of_memory(code, bytes));
+        None
+    }
+
+    /// The cause of a failed allocation, with its fixes.
+    fn out_of_memory(&self, code: c_int, bytes: usize) -> String {
         let free = self.gpu.free_bytes().unwrap_or(0);
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-        let cause = format!(
+        format!(
             "{}: {} MiB requested, {} MiB free; reduce train.micro_batch, set train.recompute=true, \
              shard the state with parallel.zero, or offload it (offload.optimizer, offload.parameters)",
             self.runtime.error_string(code),
             mib(bytes as u64),
             mib(free),
-        );
-        self.fail("allocating device memory", cause);
-        None
+        )
     }
 
     /// Queues a copy between any memories. Host memory must stay valid until the copy has run, unless
@@ -168,6 +195,20 @@ impl DeviceMemory for CudaDevice {
     fn memory_use(&self) -> Option<MemoryUse> {
         let (free, total) = self.gpu.free_and_total_bytes().ok()?;
         Some(MemoryUse { used: total.saturating_sub(free), total })
+    }
+
+    fn reserve(&self, bytes: u64, tensors: usize) -> Result<(), DeviceError> {
+        self.check()?;
+        self.make_current();
+        let padding = tensors.saturating_mul(arena::ALIGNMENT);
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX).saturating_add(padding);
+        self.owned_stream()
+            .reserve(bytes)
+            .map_err(|code| self.error(ALLOCATION, self.out_of_memory(code, bytes)))
+    }
+
+    fn arena_use(&self) -> Option<ArenaUse> {
+        self.owned_stream().arena_use()
     }
 
     fn master_dtype(&self) -> DType {

@@ -1,10 +1,12 @@
 //! Faults of the fake GPU, and the errors that they become.
 
+use std::collections::BTreeSet;
+
 use regatta_comm::DType;
 use regatta_comm::gpu_runtime::Vendor;
-use regatta_device::ops::{Device, LinearShape};
+use regatta_device::ops::{ArenaOverflow, ArenaUse, Device, GraphMasks, GraphOps, LinearShape};
 use regatta_device::precision::Precision;
-use regatta_device::tensor::Tensor;
+use regatta_device::tensor::{Tensor, View};
 use regatta_device::{DeviceMemory, ElementwiseOps, HostTensor, LinearOps, OptimizerOps};
 
 use super::declarations::{self, Defines};
@@ -315,4 +317,54 @@ fn several_devices_share_a_thread() {
     for device in [&first, &second, &first] {
         assert_eq!(read(device, &filled(device, 3, 4.0)), [4.0; 3]);
     }
+}
+
+#[test]
+fn tensors_are_parts_of_reserved_memory() {
+    const MIB: u64 = 1 << 20;
+    let (device, probe) = open(f32_device());
+    assert_eq!(device.arena_use(), None);
+    device.reserve(8 * MIB, 1).unwrap();
+    // Only the first call has an effect.
+    device.reserve(16 * MIB, 1).unwrap();
+    let first = filled(&device, 1 << 20, 1.0);
+    let address = first.view().address();
+    drop(first);
+    let second = device.zeros_master(1 << 20);
+    assert_eq!(second.view().address(), address);
+    assert_eq!(read(&device, &second)[..3], [0.0; 3]);
+    let expected = ArenaUse { bytes: 8 * MIB + 512, used: 4 * MIB, peak: 4 * MIB, overflow: None };
+    assert_eq!(device.arena_use(), Some(expected));
+    let large = filled(&device, 2 << 20, 2.0);
+    assert_eq!(read(&device, &large)[..3], [2.0; 3]);
+    let free = 4 * MIB + 512;
+    let overflow = ArenaOverflow { requested: 8 * MIB, free, largest_free: free };
+    assert_eq!(device.arena_use().unwrap().overflow, Some(overflow));
+    assert_eq!(probe.device_allocations(), [8 * MIB as usize + 512, 8 * MIB as usize]);
+    // Tensors may outlive their device.
+    drop(device);
+    assert_eq!(probe.allocations(), 2);
+    drop((second, large));
+    assert_eq!(probe.allocations(), 0);
+}
+
+#[test]
+fn reserved_memory_that_is_freed_in_a_capture_is_reused_after_it() {
+    let (device, probe) = open(f32_device());
+    device.reserve(1 << 20, 0).unwrap();
+    let address = |tensor: &Tensor| tensor.view().address();
+    let before = device.zeros_master(100);
+    let mut captured = Vec::new();
+    let mut before = Some(before);
+    let words = View::from_slice::<i32>(&[]);
+    let graph = device.capture(GraphMasks { masks: &[], words }, &mut || {
+        captured.extend(before.take().map(|tensor| address(&tensor)));
+        for _ in 0..2 {
+            captured.push(address(&device.zeros_master(100)));
+        }
+    });
+    graph.unwrap();
+    assert_eq!(captured.iter().collect::<BTreeSet<_>>().len(), 3);
+    assert!(captured.contains(&address(&device.zeros_master(100))));
+    assert_eq!((device.arena_use().unwrap().used, probe.device_allocations().len()), (0, 1));
 }

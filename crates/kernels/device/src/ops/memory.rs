@@ -41,6 +41,30 @@ pub struct MemoryUse {
     pub total: u64,
 }
 
+/// How the memory that [`DeviceMemory::reserve`] reserved is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ArenaUse {
+    /// Bytes reserved.
+    pub bytes: u64,
+    /// Bytes in use, with padding.
+    pub used: u64,
+    /// Most bytes that were in use at a time.
+    pub peak: u64,
+    /// The first tensor that did not fit and was allocated on demand.
+    pub overflow: Option<ArenaOverflow>,
+}
+
+/// A tensor that reserved memory had no room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ArenaOverflow {
+    /// Bytes of the tensor.
+    pub requested: u64,
+    /// Bytes that were free.
+    pub free: u64,
+    /// The largest contiguous part of them.
+    pub largest_free: u64,
+}
+
 /// Memory of a device.
 ///
 /// Operations of a device may be asynchronous: they are queued in order, and the caller's data in host
@@ -54,6 +78,19 @@ pub trait DeviceMemory: Send + Sync {
 
     /// Memory of the device; `None` if it is the host's.
     fn memory_use(&self) -> Option<MemoryUse> {
+        None
+    }
+
+    /// Reserves memory for tensors that need `bytes` bytes in total, at most `tensors` at a time, in one
+    /// allocation. Later tensors are parts of it as long as they fit. A device whose memory is the host's
+    /// reserves none, and only the first call has an effect.
+    fn reserve(&self, bytes: u64, tensors: usize) -> Result<(), DeviceError> {
+        let _ = (bytes, tensors);
+        Ok(())
+    }
+
+    /// How reserved memory is used; `None` if none is reserved.
+    fn arena_use(&self) -> Option<ArenaUse> {
         None
     }
 

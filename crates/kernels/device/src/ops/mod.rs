@@ -25,7 +25,8 @@ pub use graph::{Graph, GraphMasks, GraphOps};
 pub use linear::{LinearOps, LinearShape};
 pub use loss::{CrossEntropyPartial, LossOps, merge_partials};
 pub use memory::{
-    DeviceMemory, GPU_MAX_LOGITS, KernelTime, MemoryUse, SCALAR_DTYPE, TOKEN_DTYPE, TimeMark,
+    ArenaOverflow, ArenaUse, DeviceMemory, GPU_MAX_LOGITS, KernelTime, MemoryUse, SCALAR_DTYPE,
+    TOKEN_DTYPE, TimeMark,
 };
 pub use norm::{Norm, NormGrads, NormInputGrad, NormOps, NormSaved};
 pub use optimizer::{OptimizerOps, OptimizerState};
