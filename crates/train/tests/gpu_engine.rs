@@ -179,7 +179,8 @@ fn fp8_gemms_train_as_the_cpu() {
     }
 }
 
-/// Parameters, gradients and moments exactly, activations within a tenth.
+/// Parameters, gradients and moments exactly, activations within a hundredth, but not more: this memory is
+/// reserved.
 #[test]
 fn memory_is_that_of_the_cost_model() {
     let plan = common::config(&["batch=4 seq_len=8 micro_batch=2"]).validate(1).unwrap();
@@ -220,9 +221,10 @@ fn memory_is_that_of_the_cost_model() {
         let predicted =
             [expected.params, expected.grads, expected.optimizer].map(|bytes| bytes.peak());
         assert_eq!(state, predicted, "{residual:?}, {gradient:?}, {fp8:?}");
-        let activations = engine.device_model.activation_bytes() as f64;
-        let predicted = (expected.activations + expected.workspace) as f64;
-        assert!((activations / predicted - 1.0).abs() < 0.1, "{activations} {predicted}");
+        let activations = engine.device_model.activation_bytes() as u64;
+        let predicted = expected.activations + expected.workspace;
+        let is_near = activations <= predicted && predicted - activations <= predicted / 100;
+        assert!(is_near, "{residual:?}, {gradient:?}, {fp8:?}: {activations} {predicted}");
     }
 }
 

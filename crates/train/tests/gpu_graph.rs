@@ -202,7 +202,7 @@ fn graphs_that_fail_are_replaced_by_eager_passes() {
         let (mut engine, probe) = engine(fake().fail_graph(fault), &shape, true);
         assert_eq!(train(&mut engine, RUN), expected, "{fault:?}");
         assert_eq!(params(&engine), params(&eager), "{fault:?}");
-        let notes = engine.take_graph_notes();
+        let notes = engine.take_notes();
         assert_eq!(notes.len(), 1, "{notes:?}");
         let expected = "micro-batches of 2 x 8 tokens run without a CUDA graph: ";
         assert!(notes[0].starts_with(expected), "{notes:?}");
@@ -215,10 +215,10 @@ fn graphs_that_fail_are_replaced_by_eager_passes() {
 fn a_note_says_that_graphs_are_in_use() {
     let (mut engine, _) = engine(fake(), &shape(Family::Gpt2), true);
     train(&mut engine, RUN);
-    assert_eq!(engine.take_graph_notes(), ["micro-batches of 2 x 8 tokens run as CUDA graphs"]);
+    assert_eq!(engine.take_notes(), ["micro-batches of 2 x 8 tokens run as CUDA graphs"]);
     engine.device_model.trim_buffers();
     train(&mut engine, RUN);
-    assert!(engine.take_graph_notes().is_empty(), "once");
+    assert!(engine.take_notes().is_empty(), "once");
 }
 
 #[test]

@@ -8,6 +8,13 @@ use crate::logit_chunks::LogitChunks;
 use crate::pipeline::{Action, Computation};
 use crate::plan::{StateTiers, Tier};
 
+/// Bytes of a token id.
+const TOKEN_BYTES: usize = 4;
+
+/// Losses, sums of squares and clip coefficients.
+const SCALARS: usize = 8;
+const SCALAR_BYTES: usize = 8;
+
 impl RankModel<'_> {
     /// Peak memory of this rank.
     pub(super) fn memory(&self) -> MemoryBytes {
@@ -34,6 +41,7 @@ impl RankModel<'_> {
             + self.pinned(optimizer_tier, 2 * shard * element, 2 * self.staged());
         let (grads, activations) = (self.grads(full), self.activations());
         let passes = self.layer_grads() + self.fp8_operands() + self.logits();
+        let passes = passes + self.head_grads() + self.small_tensors();
         let workspace = passes + self.messages() + self.tied_copies();
         MemoryBytes { params, grads, optimizer, activations, workspace, pinned }
     }
@@ -257,6 +265,27 @@ impl RankModel<'_> {
         }
         let weight = self.shape.vocab_size * self.shape.hidden_size;
         (2 * weight + self.logit_chunks().len(self.rows())) as u64
+    }
+
+    /// The normalised input of the head, whose gradient is in memory at the same time, if no layer's recomputed
+    /// activations need more. Counted for devices whose memory is reserved in advance.
+    fn head_grads(&self) -> u64 {
+        if !self.options.has_own_memory || !self.has_head() || self.options.recompute {
+            return 0;
+        }
+        (self.rows() * self.shape.hidden_size) as u64 * self.options.activation_bytes
+    }
+
+    /// Tokens, positions, column sums, the statistics of the head and scalars, likewise.
+    fn small_tensors(&self) -> u64 {
+        if !self.options.has_own_memory {
+            return 0;
+        }
+        // Inputs and targets of a pass, and those of the graphs of training and evaluation.
+        let tokens = (2 + 4) * self.rows() + self.rows().max(self.shape.seq_len);
+        let sums = 2 * self.shape.hidden_size + 2 * self.local_rows();
+        (tokens * TOKEN_BYTES + SCALARS * SCALAR_BYTES) as u64
+            + sums as u64 * self.options.master_bytes
     }
 
     /// Pipeline messages: one being received and two being sent, per direction.

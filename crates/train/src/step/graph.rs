@@ -30,7 +30,6 @@ const MAX_SHAPES: usize = 8;
 pub(super) struct GraphCache {
     pub is_enabled: bool,
     shapes: HashMap<MicroBatchShape, ShapeState>,
-    pub notes: Vec<String>,
 }
 
 /// The kind of passes, and all host arguments of their kernels.
@@ -172,11 +171,6 @@ impl Engine {
         self.graphs.is_enabled = true;
     }
 
-    /// Notes about graphs since the last call.
-    pub fn take_graph_notes(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.graphs.notes)
-    }
-
     /// Runs forward and backward pass of a micro-batch by graphs. Returns false if they must run without.
     pub(super) fn train_by_graphs(
         &mut self,
@@ -241,12 +235,12 @@ impl Engine {
         let Some(mut state) = self.graphs.take(*shape, inputs) else { return false };
         let result = self.run_shape(&mut state, micro_batch, capture);
         if let Err(error) = &result {
-            self.graphs.notes.push(format!("{shape} run without a CUDA graph: {error}"));
+            self.notes.push(format!("{shape} run without a CUDA graph: {error}"));
             (state.has_failed, state.graphs) = (true, None);
             // Buffers that the capture allocated may lack memory.
             self.device_model.trim_buffers();
         } else if state.graphs.is_some() && !std::mem::replace(&mut state.is_noted, true) {
-            self.graphs.notes.push(format!("{shape} run as CUDA graphs"));
+            self.notes.push(format!("{shape} run as CUDA graphs"));
         }
         self.graphs.shapes.insert(*shape, state);
         result.unwrap_or(false)

@@ -20,8 +20,10 @@ use crate::parallel::context::ContextParallel;
 use crate::run_clock;
 pub use crate::state::StepError;
 use crate::state::{BlockStore, ParamInit, Result, ShardingConfig};
+use regatta_device::ops::{ArenaOverflow, ArenaUse};
 use regatta_device::optimizer::{AdamW, Sgd};
 use regatta_device::tensor::Tensor;
+use regatta_model::units::format_memory;
 use regatta_predict::pipeline::Stage;
 
 /// Sequences that pass through the model together.
@@ -128,6 +130,9 @@ pub struct Engine {
     pub groups: ProcessGroups,
     /// This rank's pipeline stage and its schedule.
     pub stage: Stage,
+    /// What a user should know, since [`Engine::take_notes`] was last called.
+    pub notes: Vec<String>,
+    has_noted_overflow: bool,
     device_timings: DeviceTimings,
     graphs: GraphCache,
     /// Sum of the losses of a step, a scalar in device memory; `None` during a step.
@@ -154,9 +159,33 @@ impl Engine {
         let is_local = device_model.model.retain_stage(&stage);
         let DeviceModel { model, device, .. } = &device_model;
         let state = BlockStore::new(model, device, &groups, config, &is_local, init)?;
-        let device_timings = DeviceTimings::default();
-        let (graphs, loss) = (GraphCache::default(), None);
-        Ok(Self { device_model, state, groups, stage, device_timings, graphs, loss })
+        Ok(Self {
+            device_model,
+            state,
+            groups,
+            stage,
+            notes: Vec::new(),
+            has_noted_overflow: false,
+            device_timings: DeviceTimings::default(),
+            graphs: GraphCache::default(),
+            loss: None,
+        })
+    }
+
+    /// Notes since the last call: about graphs, and about reserved memory that was too small.
+    pub fn take_notes(&mut self) -> Vec<String> {
+        let arena = self.device_model.device.arena_use().filter(|_| !self.has_noted_overflow);
+        if let Some(ArenaUse { bytes, overflow: Some(overflow), .. }) = arena {
+            self.has_noted_overflow = true;
+            let ArenaOverflow { requested, free, largest_free } = overflow;
+            let [bytes, requested, free, largest] =
+                [bytes, requested, free, largest_free].map(format_memory);
+            self.notes.push(format!(
+                "{requested} of device memory are allocated on demand: {free} of the reserved {bytes} \
+                 were free, at most {largest} in one piece"
+            ));
+        }
+        std::mem::take(&mut self.notes)
     }
 
     /// One step over this rank's micro-batches.

@@ -10,6 +10,7 @@ mod gather;
 pub mod gemm_peak;
 mod gpu_memory;
 mod report;
+mod reservation;
 mod resume;
 mod sample;
 pub mod smoke;
@@ -173,7 +174,7 @@ impl TrainingLoop {
         let config = self.step_config();
         let result = self.engine.step_with_progress(&config, micros, &mut on_progress);
         let result = result.map_err(|error| self.failed_step(error))?;
-        self.engine.take_graph_notes().into_iter().for_each(|note| emit(Event::Note(note)));
+        self.engine.take_notes().into_iter().for_each(|note| emit(Event::Note(note)));
         self.usage.add_step(before, &self.engine);
         let saves = self.manager.as_mut().map_or([0.0; 2], CheckpointManager::save_counts);
         let interrupted = f64::from(stop());

@@ -9,6 +9,7 @@ use super::checkpointing::{self, CheckpointManager, OwnedShards};
 use super::error::{Result, TrainError};
 use super::gpu_memory::GpuMemoryPeak;
 use super::report::{self, Throughput};
+use super::reservation::{max_tensors, reserve};
 use super::usage::Usage;
 use super::{TOKENIZER, TrainingLoop, TrainingSetup, resume};
 use crate::checkpoint::manifest::{DATA, RUN, SPLIT};
@@ -81,9 +82,10 @@ impl TrainingLoop {
         let mut training = Self::new(setup, plan, shape, &info, init)?;
         (training.tokens, training.last_checkpoint) = (tokens, last_checkpoint);
         training.complete_checkpoint = last_checkpoint;
-        let notes = training.config.notes(&training.plan);
-        let no_graphs = no_graphs_note(&training.config, &training.engine);
-        notes.into_iter().chain(no_graphs).for_each(|note| emit(Event::Note(note)));
+        let mut notes = training.config.notes(&training.plan);
+        notes.extend(no_graphs_note(&training.config, &training.engine));
+        notes.extend(training.engine.take_notes());
+        notes.into_iter().for_each(|note| emit(Event::Note(note)));
         if let Some(found) = found {
             for skipped in &found.skipped {
                 emit(Event::Note(format!("skipped damaged checkpoint {skipped}")));
@@ -151,7 +153,11 @@ impl TrainingLoop {
         let device_model =
             DeviceModel::parallel(shape, &groups, plan.sequence_parallel, tiles, device);
         let sharding = sharding_config(&config, &plan, &folder);
+        let tensors = max_tensors(&device_model.model, &plan);
+        let is_required = config.train.check_memory;
+        let unreserved = reserve(&*device_model.device, &cost.memory, tensors, is_required)?;
         let mut engine = Engine::new(device_model, groups, stage, &sharding, init)?;
+        engine.notes.extend(unreserved);
         if config.train.cuda_graph != Some(false) {
             engine.enable_graphs();
         }
