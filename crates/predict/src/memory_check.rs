@@ -64,14 +64,23 @@ impl MemoryNeed {
     }
 }
 
-/// Pinned host memory that a rank needs for offloaded state of its GPU, in bytes.
+/// Host memory that a rank with a GPU needs, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PinnedNeed(pub u64);
+pub struct HostNeed {
+    /// Pinned memory for offloaded state.
+    pub pinned: u64,
+    /// Copy of parameters and optimizer state that a background checkpoint writes.
+    pub checkpoint: u64,
+}
 
-impl PinnedNeed {
+impl HostNeed {
+    fn total(&self) -> u64 {
+        self.pinned.saturating_add(self.checkpoint)
+    }
+
     /// This rank's entry of the all-gather that precedes the check.
     pub fn entry(&self, limits: &[MemoryLimit]) -> MemoryEntry {
-        entry(self.0, limits)
+        entry(self.total(), limits)
     }
 
     /// As [`MemoryNeed::check`].
@@ -80,11 +89,26 @@ impl PinnedNeed {
         (rank, host): (u32, &str),
         limits: &[MemoryLimit],
         all: &[MemoryEntry],
-    ) -> Result<(), InsufficientPinnedMemory> {
+    ) -> Result<(), InsufficientHostMemory> {
         exceeded_limit(limits, all).map_or(Ok(()), |exceeded| {
-            let (host, own) = (host.to_owned(), self.0);
-            Err(InsufficientPinnedMemory { rank, host, own, exceeded })
+            Err(InsufficientHostMemory { rank, host: host.to_owned(), own: *self, exceeded })
         })
+    }
+
+    /// What the memory is for, and how to need less of it.
+    fn uses_and_fixes(&self) -> (String, String) {
+        let [pinned, checkpoint] = [self.pinned, self.checkpoint].map(format_memory);
+        let uses = [
+            (self.pinned, format!("{pinned} of pinned memory for offloaded state")),
+            (self.checkpoint, format!("{checkpoint} for the copy of a background checkpoint")),
+        ];
+        let fixes = [
+            (self.pinned, "offload less or to disk (offload.optimizer, offload.parameters)"),
+            (self.checkpoint, "set checkpoint.interval=0 (no checkpoints)"),
+        ];
+        let uses = uses.into_iter().filter(|(bytes, _)| *bytes > 0).map(|(_, text)| text);
+        let fixes = fixes.into_iter().filter(|(bytes, _)| *bytes > 0).map(|(_, text)| text);
+        (uses.collect::<Vec<_>>().join(" and "), fixes.collect::<Vec<_>>().join(", "))
     }
 }
 
@@ -169,21 +193,21 @@ pub struct InsufficientMemory {
     pub exceeded: ExceededLimit,
 }
 
-/// Offloaded state that does not fit in host memory.
+/// A training run on GPUs that does not fit in host memory.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "not enough host memory on {host} for offloaded state: {exceeded}. Rank {rank} needs {} of pinned \
-     memory. Offload less or to disk (offload.optimizer, offload.parameters), shard the state over more \
-     nodes (parallel.zero), or use fewer ranks per node. train.check_memory=false skips this check",
-    format_memory(*own)
+    "not enough host memory on {host}: {exceeded}. Rank {rank} needs {}. To need less, {}, shard the \
+     state over more nodes (parallel.zero), or use fewer ranks per node. train.check_memory=false skips \
+     this check",
+    own.uses_and_fixes().0, own.uses_and_fixes().1
 )]
-pub struct InsufficientPinnedMemory {
+pub struct InsufficientHostMemory {
     /// The rank that reports it.
     pub rank: u32,
     /// Its host.
     pub host: String,
-    /// Bytes of pinned memory that the reporting rank needs.
-    pub own: u64,
+    /// What the reporting rank needs.
+    pub own: HostNeed,
     /// The limit.
     pub exceeded: ExceededLimit,
 }
@@ -233,16 +257,33 @@ mod tests {
     }
 
     #[test]
-    fn insufficient_pinned_memory_names_host_rank_sizes_and_keys() {
-        let (need, node) = (PinnedNeed(3 << 30), [limit(1, (6 << 30) - 1)]);
-        assert_eq!(need.check(RANK, &node, &[need.entry(&node)]), Ok(()));
-        let error = need.check(RANK, &node, &[need.entry(&node); 2]).unwrap_err().to_string();
-        for part in [
-            "not enough host memory on n1 for offloaded state: 2 ranks need 6.0 GiB, but limit 1 has",
-            "Rank 3 needs 3.0 GiB of pinned memory. Offload less or to disk (offload.optimizer",
-        ] {
-            assert!(error.contains(part), "{part}: {error}");
+    fn insufficient_host_memory_of_gpu_runs_names_host_rank_sizes_and_keys() {
+        let pinned = HostNeed { pinned: 3 << 30, checkpoint: 0 };
+        let checkpoint = HostNeed { pinned: 0, checkpoint: 3 << 30 };
+        let cases = [
+            (
+                pinned,
+                "Rank 3 needs 3.0 GiB of pinned memory for offloaded state. To need less, offload",
+            ),
+            (
+                checkpoint,
+                "Rank 3 needs 3.0 GiB for the copy of a background checkpoint. To need less, set",
+            ),
+        ];
+        let node = [limit(1, (6 << 30) - 1)];
+        for (need, own) in cases {
+            assert_eq!(need.check(RANK, &node, &[need.entry(&node)]), Ok(()));
+            let error = need.check(RANK, &node, &[need.entry(&node); 2]).unwrap_err().to_string();
+            let all = "not enough host memory on n1: 2 ranks need 6.0 GiB, but limit 1 has only";
+            for part in [all, own] {
+                assert!(error.contains(part), "{part}: {error}");
+            }
         }
+        // Both count.
+        let both = HostNeed { pinned: 3 << 30, checkpoint: 3 << 30 };
+        let error = both.check(RANK, &node, &[both.entry(&node)]).unwrap_err().to_string();
+        assert!(error.contains("state and 3.0 GiB for the copy"), "{error}");
+        assert!(error.contains("offload.parameters), set checkpoint.interval=0"), "{error}");
     }
 
     #[test]

@@ -26,5 +26,7 @@ fn without_a_gpu_cpus_train_and_what_needs_one_is_refused() {
     let gradient = "train.residual_gradient=bf16";
     train(gradient).assert_code(1).assert_stderr([gradient, fix]);
     let huge = "train.device=gpu offload.optimizer=host hidden_size=65536 num_layers=50";
+    let copied = "train.device=gpu hidden_size=65536 num_layers=50 checkpoint.interval=10";
+    train(copied).assert_code(1).assert_stderr(["copy of a background checkpoint", "interval=0"]);
     train(huge).assert_code(1).assert_stderr(["of pinned memory", "offload.optimizer"]);
 }

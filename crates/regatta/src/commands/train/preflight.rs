@@ -4,7 +4,6 @@
 use anyhow::{Context, Result};
 use regatta_comm::bootstrap::host_name;
 use regatta_predict::cost::rank_cost;
-use regatta_predict::memory_check::PinnedNeed;
 use regatta_predict::plan::ParallelPlan;
 use regatta_predict::shape::ModelShape;
 use regatta_train::config::{Config, DeviceKind};
@@ -65,7 +64,7 @@ fn check_memory(
     let memory = |rank| Ok(rank_cost(shape, plan, options, rank)?.memory);
     let memory = (0..ranks).map(memory).collect::<Result<Vec<_>>>()?;
     if config.train.device == Some(DeviceKind::Gpu) {
-        let needs = memory.iter().map(|memory| PinnedNeed(memory.pinned));
+        let needs = memory.iter().map(|memory| config.host_need(plan, memory));
         let entries: Vec<_> = needs.clone().map(|need| need.entry(&limits)).collect();
         return Ok((0..)
             .zip(needs)

@@ -10,7 +10,7 @@ use regatta_comm::{Collectives, Comm, bootstrap, hierarchical};
 use regatta_launch::channel::RankEnd;
 use regatta_model::result::STOPPED_EARLY;
 use regatta_predict::cost::rank_cost;
-use regatta_predict::memory_check::{MemoryEntry, PinnedNeed};
+use regatta_predict::memory_check::MemoryEntry;
 use regatta_train::config::{Config, DeviceKind};
 use regatta_train::data::{self, DataDirs, DataSpec, Dataset};
 use regatta_train::metrics::{EndReason, Event};
@@ -182,7 +182,7 @@ fn check_memory(config: &Config, vocab_size: usize, comm: &dyn Comm) -> Result<(
     match config.train.device {
         // The device checks its own memory.
         Some(DeviceKind::Gpu) => {
-            let need = PinnedNeed(memory.pinned);
+            let need = config.host_need(&plan, &memory);
             let all = exchange_entries(need.entry(&limits), comm)?;
             if config.train.check_memory {
                 need.check((rank, &host), &limits, &all)?;
