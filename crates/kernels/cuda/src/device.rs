@@ -111,6 +111,11 @@ pub fn count_devices(vendor: Vendor) -> Result<u32, String> {
     }
 }
 
+/// Whether the driver library of a vendor can be loaded.
+pub fn has_driver_library(vendor: Vendor) -> bool {
+    Driver::open(vendor).is_ok()
+}
+
 impl CudaDevice {
     /// Opens an NVIDIA GPU by its index among those visible to the process.
     pub fn open(index: u32, precision: Precision) -> Result<Self, DeviceError> {
@@ -447,7 +452,7 @@ impl DeviceInfo {
             Vendor::Nvidia if (major, minor) < MIN_COMPUTE_CAPABILITY => {
                 let why = format!(
                     "{name} has compute capability {major}.{minor}; bf16 tensor cores need 8.0 \
-                     (Ampere) or newer; train on CPUs with train.device=cpu"
+                     (Ampere) or newer"
                 );
                 return Err(open_error(index, why));
             }
@@ -472,8 +477,7 @@ impl DeviceInfo {
 fn check_hip_version(version: Option<u32>) -> Result<(), String> {
     match version {
         Some(version) if version < MIN_HIP_VERSION => Err(format!(
-            "the HIP runtime is version {}.{}: use ROCm 6.1 or newer, or train on CPUs with \
-             train.device=cpu",
+            "the HIP runtime is version {}.{}: use ROCm 6.1 or newer",
             version / 10_000_000,
             version / 100_000 % 100
         )),
@@ -488,10 +492,7 @@ fn supported_gfx(name: &str, arch: Option<String>) -> Result<String, String> {
         return Ok(arch);
     }
     let supported = AMD_ARCHITECTURES.join(" and ");
-    Err(format!(
-        "{name} has the architecture {arch}; {supported} are supported; train on CPUs with \
-         train.device=cpu"
-    ))
+    Err(format!("{name} has the architecture {arch}; {supported} are supported"))
 }
 
 /// The architecture in `hipDeviceProp_t`, whose layout differs between versions.

@@ -43,7 +43,7 @@ mod sources;
 mod sticky_error;
 mod token_staging;
 
-pub use device::{CudaDevice, DeviceInfo, count_devices, device_count};
+pub use device::{CudaDevice, DeviceInfo, count_devices, device_count, has_driver_library};
 
 pub(crate) use launch::{Arg, Grid, Kernel, Ptr, Source};
 pub(crate) use regatta_comm::gpu_runtime::library_path;

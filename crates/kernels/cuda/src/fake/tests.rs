@@ -226,6 +226,8 @@ fn a_missing_kernel_is_an_error() {
 fn old_devices_are_rejected() {
     let error = f32_device().compute_capability(7, 5).open().err().unwrap().to_string();
     assert!(error.contains("Fake NVIDIA GPU (host memory) has compute capability 7.5"), "{error}");
+    // Each command has another option to use CPUs, and names its own.
+    assert!(error.ends_with("bf16 tensor cores need 8.0 (Ampere) or newer"), "{error}");
     let error = |fake: FakeDevice| fake.open().err().unwrap().to_string();
     let radeon = error(FakeDevice::amd(Precision::F32).arch("gfx1100"));
     assert!(radeon.contains("architecture gfx1100; gfx90a and gfx942 are supported"), "{radeon}");
