@@ -82,6 +82,8 @@ pub struct StepSummary {
     pub batch_per_replica: usize,
     /// Per micro-batch.
     pub micro_batch: usize,
+    /// Whether that was chosen for the GPUs.
+    pub micro_batch_auto: bool,
     /// Micro-batches per step.
     pub micro_batches: usize,
     /// Tokens of a sequence.
@@ -160,6 +162,8 @@ pub struct ExplainInput<'a> {
     pub vocab_known: bool,
     /// Parallel configuration.
     pub plan: &'a ParallelPlan,
+    /// Whether its micro-batch size was chosen for the GPUs.
+    pub micro_batch_auto: bool,
     /// Element sizes.
     pub options: CostOptions,
     /// Whether checkpoints are copied, and written while training continues.
@@ -214,7 +218,14 @@ pub fn explain(input: ExplainInput<'_>) -> Result<Explanation, ExplainError> {
         parameters: shape.num_params(),
         vocab_known,
         mesh: MeshSummary { dp, tp, cp, pp, zero, shard, sequence_parallel, tiles },
-        step: StepSummary { batch, batch_per_replica, micro_batch, micro_batches, seq_len },
+        step: StepSummary {
+            batch,
+            batch_per_replica,
+            micro_batch,
+            micro_batch_auto: input.micro_batch_auto,
+            micro_batches,
+            seq_len,
+        },
         notes,
         rank_classes,
         ranks: class_of.into_iter().enumerate().map(explained).collect(),

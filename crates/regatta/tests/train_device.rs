@@ -17,7 +17,9 @@ fn without_a_gpu_cpus_train_and_what_needs_one_is_refused() {
     }
     let folder = TempDir::new();
     let train = |words: &str| run(&folder, &format!("{MODEL} {words}"));
-    train("").ok();
+    // There is no GPU to be noted.
+    let default = train("").ok();
+    assert!(!default.contains("training on CPUs"), "{default}");
     train("train.device=cpu").ok();
     let fix = "train on CPUs with train.device=cpu";
     train("train.device=gpu").assert_code(1).assert_stderr(["sees no NVIDIA GPU", fix]);

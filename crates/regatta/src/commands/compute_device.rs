@@ -5,20 +5,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
-use regatta_comm::nccl::{self, NcclConfig, PCI_BUS_ID_BYTES, Vendor};
+use regatta_comm::nccl::{self, NcclConfig, PCI_BUS_ID_BYTES};
 use regatta_comm::{Collectives, Comm, ReduceOp};
 use regatta_device::ops::{AttentionShape, Device, Fp8};
 use regatta_device::precision::Precision;
 use regatta_kernels_cpu::Cpu;
-use regatta_kernels_cuda::{CudaDevice, count_devices, device_count};
+use regatta_kernels_cuda::{CudaDevice, device_count};
 use regatta_model::CpuSet;
 use regatta_model::units::format_memory;
-use regatta_predict::cost::rank_cost;
 use regatta_train::config::{Config, DeviceKind};
 use regatta_train::training::gemm_peak::{RankGemm, gemm_peak};
+use regatta_train::training::gpu_micro_batch::{self, RankGpu};
 
-/// Memory that the libraries of a GPU use besides tensors: code, workspaces, communication buffers.
-const GPU_LIBRARY_BYTES: u64 = 2 << 30;
+use super::gpu_detection::{
+    common_vendor, has_gpu_driver, local_vendor, sees_no_gpu, unused_gpu_note,
+};
 
 /// Timeout of a collective between GPUs.
 const DESYNC_AFTER: Duration = Duration::from_secs(600);
@@ -43,13 +44,18 @@ pub enum ComputeDevice {
     },
 }
 
-/// Resolves `train.device` and `train.precision` if they are auto, the same on all ranks.
-pub fn resolve(config: &mut Config, comm: &dyn Comm) -> Result<()> {
+/// Resolves `train.device` and `train.precision` if they are auto, the same on all ranks. Returns a note if
+/// CPUs train although a rank has a GPU.
+pub fn resolve(config: &mut Config, comm: &dyn Comm) -> Result<Option<String>> {
+    let mut note = None;
     if config.train.device.is_none() {
         let kind = match common_vendor(comm)? {
             Some(_) => DeviceKind::Gpu,
             None => DeviceKind::Cpu,
         };
+        if kind == DeviceKind::Cpu {
+            note = unused_gpu_note(comm)?;
+        }
         config.train.device = Some(kind);
     }
     if config.train.precision.is_none() {
@@ -62,37 +68,7 @@ pub fn resolve(config: &mut Config, comm: &dyn Comm) -> Result<()> {
         let all_fast = f32_ranks == [0];
         config.train.precision = Some(if all_fast { Precision::Bf16 } else { Precision::F32 });
     }
-    Ok(())
-}
-
-/// Vendors of GPUs, in the order of preference.
-const VENDORS: [Vendor; 2] = [Vendor::Nvidia, Vendor::Amd];
-
-/// The vendor of the GPUs that every rank sees.
-fn common_vendor(comm: &dyn Comm) -> Result<Option<Vendor>> {
-    let mut missing = VENDORS.map(|vendor| i32::from(device_count(vendor) == 0));
-    comm.all_reduce(&mut missing, ReduceOp::Max)?;
-    Ok(VENDORS
-        .into_iter()
-        .zip(missing)
-        .find(|(_, missing)| *missing == 0)
-        .map(|(vendor, _)| vendor))
-}
-
-/// The vendor of the GPUs that this process sees.
-pub fn local_vendor() -> Option<Vendor> {
-    VENDORS.into_iter().find(|vendor| device_count(*vendor) > 0)
-}
-
-/// That a process sees no GPU, why, and what to check, or to do instead.
-pub fn sees_no_gpu(alternative: &str) -> String {
-    let is_amd = Path::new(AMD_DRIVER).exists() && !Path::new(NVIDIA_DRIVER).exists();
-    let (vendor, name, check) = match is_amd {
-        true => (Vendor::Amd, "AMD", "rocm-smi, ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES"),
-        false => (Vendor::Nvidia, "NVIDIA", "nvidia-smi and CUDA_VISIBLE_DEVICES"),
-    };
-    let cause = count_devices(vendor).err().map(|cause| format!(" ({cause})")).unwrap_or_default();
-    format!("sees no {name} GPU{cause}: check {check}, or {alternative}")
+    Ok(note)
 }
 
 /// Resolves `train.device` and `train.precision` for a run on this machine, without opening a GPU.
@@ -103,14 +79,6 @@ pub fn resolve_here(config: &mut Config) {
         DeviceKind::Gpu => Precision::Bf16,
         DeviceKind::Cpu => Cpu::fastest_precision(),
     });
-}
-
-/// Devices of the kernel drivers.
-const NVIDIA_DRIVER: &str = "/dev/nvidiactl";
-const AMD_DRIVER: &str = "/dev/kfd";
-
-fn has_gpu_driver() -> bool {
-    [NVIDIA_DRIVER, AMD_DRIVER].iter().any(|device| Path::new(device).exists())
 }
 
 /// The kernels of a resolved configuration in a few words.
@@ -159,7 +127,7 @@ impl ComputeDevice {
         };
         let index = local_rank(comm) % device_count(vendor).max(1);
         let device = CudaDevice::open_vendor(vendor, index, config.precision())
-            .map_err(|error| anyhow!("{error}; train.device=cpu trains on CPUs instead"))?;
+            .map_err(|error| anyhow!("{error}; train on CPUs with train.device=cpu"))?;
         let device = device
             .with_residual(config.train.residual)
             .with_residual_gradient(config.residual_gradient())
@@ -218,38 +186,35 @@ impl ComputeDevice {
         }
     }
 
-    /// Fails if the ranks that share this GPU need more memory than it has.
-    pub fn check_memory(&self, config: &Config, vocab_size: usize, comm: &dyn Comm) -> Result<()> {
-        let Self::Gpu { device, index, first_rank } = self else { return Ok(()) };
-        let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
-        let (plan, shape) = config.validate_with_vocab(ranks, vocab_size)?;
-        let cost = rank_cost(&shape, &plan, config.cost_options(), rank)?;
-        let need = cost.memory.total() + GPU_LIBRARY_BYTES;
-        let free = device.free_bytes()?;
-        let own = [i64::from(*first_rank), need.cast_signed()];
-        let mut all = vec![own; ranks];
-        comm.all_gather(&own, all.as_flattened_mut())?;
-        let host = comm.peer(comm.rank()).host;
-        let shares = |other: &u32| all[*other as usize][0] == i64::from(*first_rank);
-        let sharing: Vec<u32> = (0..comm.size()).filter(shares).collect();
-        let total: u64 = sharing.iter().map(|rank| all[*rank as usize][1].cast_unsigned()).sum();
-        if config.train.check_memory && total > free {
-            bail!(
-                "rank {rank} on {host}: {} of {} {} needs about {}, {} are free; lower \
-                 train.micro_batch, set train.recompute=true, shard the state with parallel.zero, offload \
-                 it (offload.optimizer, offload.parameters), or train anyway with \
-                 train.check_memory=false",
-                match sharing.len() {
-                    1 => "the run".to_owned(),
-                    ranks => format!("the {ranks} ranks"),
-                },
-                device.info().name,
-                format_args!("(device {index})"),
-                format_memory(total),
-                format_memory(free),
-            );
+    /// Chooses the micro-batch size of a GPU if it is `auto`, and checks that the ranks that share it do not
+    /// need more memory than it has. Returns a note for the user.
+    pub fn fit_memory(
+        &self,
+        config: &mut Config,
+        vocab_size: usize,
+        run_folder: &Path,
+        comm: &dyn Comm,
+    ) -> Result<Option<String>> {
+        let Self::Gpu { device, index, .. } = self else { return Ok(None) };
+        let gpu = RankGpu { free: device.free_bytes()?, ranks: self.sharing_ranks(comm)? };
+        let note = gpu_micro_batch::resolve(config, vocab_size, &gpu, run_folder, comm)?;
+        let need = gpu.predicted_need(config, vocab_size, comm)?;
+        if config.train.check_memory && need > gpu.free {
+            let host = comm.peer(comm.rank()).host;
+            let name = format!("{} (device {index}) of {host}", device.info().name);
+            bail!(insufficient_memory(&name, &gpu, need));
         }
-        Ok(comm.barrier()?)
+        comm.barrier()?;
+        Ok(note)
+    }
+
+    /// The ranks that use the GPU of this rank, including this one.
+    fn sharing_ranks(&self, comm: &dyn Comm) -> Result<Vec<u32>> {
+        let Self::Gpu { first_rank, .. } = self else { return Ok(vec![comm.rank()]) };
+        let own = i64::from(*first_rank);
+        let mut all = vec![0i64; comm.size() as usize];
+        comm.all_gather(&[own], &mut all)?;
+        Ok((0..).zip(all).filter(|(_, first)| *first == own).map(|(rank, _)| rank).collect())
     }
 
     /// A communicator of the same ranks for device memory, if there are several.
@@ -307,6 +272,21 @@ impl ComputeDevice {
     }
 }
 
+/// The error of ranks that need more memory than their GPU has.
+fn insufficient_memory(name: &str, gpu: &RankGpu, need: u64) -> String {
+    let ranks = match gpu.ranks[..] {
+        [rank] => format!("rank {rank} needs"),
+        ref ranks => format!("{} ranks need", ranks.len()),
+    };
+    format!(
+        "not enough memory on {name}: {ranks} about {}, but only {} are free; lower train.micro_batch, \
+         set train.recompute=true, shard the state with parallel.zero, offload it (offload.optimizer, \
+         offload.parameters), or train anyway with train.check_memory=false",
+        format_memory(need),
+        format_memory(gpu.free),
+    )
+}
+
 /// A note if tensor cores cannot access rows of logits by vectors of 16 bytes.
 fn vocab_note(vocab_size: usize) -> Option<String> {
     const LARGE: usize = 1000;
@@ -341,6 +321,18 @@ fn local_rank(comm: &dyn Comm) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn insufficient_memory_names_ranks_gpu_and_sizes() {
+        let text = |ranks: &[u32]| {
+            let gpu = RankGpu { free: 3 << 30, ranks: ranks.to_vec() };
+            insufficient_memory("NVIDIA H200 (device 0) of n1", &gpu, 4 << 30)
+        };
+        let one = "not enough memory on NVIDIA H200 (device 0) of n1: rank 2 needs about 4.0 GiB, but only \
+                   3.0 GiB are free; lower train.micro_batch";
+        assert!(text(&[2]).starts_with(one), "{}", text(&[2]));
+        assert!(text(&[0, 2]).contains(": 2 ranks need about 4.0 GiB, "), "{}", text(&[0, 2]));
+    }
 
     #[test]
     fn large_vocabularies_should_be_multiples_of_8() {

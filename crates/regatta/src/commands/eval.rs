@@ -12,7 +12,7 @@ use regatta_device::tensor::{Tensor, View};
 use regatta_kernels_cpu::Cpu;
 use regatta_measure::collectives::BenchProgress as BarProgress;
 use regatta_model::units::pluralize;
-use regatta_train::config::Config;
+use regatta_train::config::{Config, MicroBatchSize};
 use regatta_train::data::{self, DataDirs, DataLoader, DataSpec, Dataset, Sampler, Tokenizer};
 use regatta_train::load::Loaded;
 use regatta_train::model::Model;
@@ -117,8 +117,8 @@ impl BatchPlan {
         let plan = config.validate(1).ok();
         let batch = plan.as_ref().map_or(config.train.batch, |plan| plan.batch);
         let micro_batch = match config.train.micro_batch {
-            0 => plan.map_or(DEFAULT_BATCH, |plan| plan.micro_batch),
-            size => size,
+            MicroBatchSize::Auto => plan.map_or(DEFAULT_BATCH, |plan| plan.micro_batch),
+            MicroBatchSize::Chosen(size) | MicroBatchSize::Fixed(size) => size,
         };
         let sequences = match batches {
             Some(Batches::All) => u64::MAX,

@@ -9,6 +9,7 @@ pub mod data;
 pub mod env;
 pub mod eval;
 pub mod generate;
+mod gpu_detection;
 pub mod launch;
 pub mod man;
 pub mod map;

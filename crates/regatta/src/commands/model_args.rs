@@ -11,7 +11,7 @@ use regatta_kernels_cuda::CudaDevice;
 use regatta_train::data::Tokenizer;
 use regatta_train::load::{LoadError, Loaded, load};
 
-use super::compute_device::{local_vendor, sees_no_gpu};
+use super::gpu_detection::{local_vendor, sees_no_gpu, unusable_gpu};
 use super::runs::no_checkpoint;
 use crate::output;
 
@@ -49,12 +49,19 @@ impl ModelArgs {
         if self.device != DeviceChoice::Cpu {
             match (local_vendor(), self.device) {
                 (Some(vendor), _) => {
-                    return Ok(Box::new(CudaDevice::open_vendor(vendor, 0, Precision::Bf16)?));
+                    let device = CudaDevice::open_vendor(vendor, 0, Precision::Bf16);
+                    let device = device
+                        .map_err(|error| anyhow!("{error}; run the model with --device cpu"))?;
+                    return Ok(Box::new(device));
                 }
                 (None, DeviceChoice::Gpu) => {
                     bail!("this process {}", sees_no_gpu("run the model with --device cpu"))
                 }
-                (None, _) => {}
+                (None, _) => unusable_gpu().iter().for_each(|reason| {
+                    output::note(&format!(
+                        "running on the CPU: this process {reason}; --device gpu makes this an error"
+                    ));
+                }),
             }
         }
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);

@@ -10,7 +10,7 @@ use super::commit::CheckpointDir;
 use super::dir_layout::Role;
 use super::disk::SystemDisk;
 use super::error::{CheckpointError, Result};
-use super::manifest::RUN;
+use super::manifest::{CheckpointMeta, RUN};
 use super::reader::Checkpoint;
 
 /// A damaged checkpoint that was skipped.
@@ -53,6 +53,12 @@ pub fn latest_valid(checkpoints: &Path) -> Result<(Option<Checkpoint>, Vec<Skipp
 /// Whether there is any checkpoint, valid or not.
 pub fn has_checkpoint(checkpoints: &Path) -> Result<bool> {
     Ok(!folders(checkpoints)?.is_empty())
+}
+
+/// Metadata of the newest checkpoint that can be opened, without reading its data.
+pub fn newest_meta(checkpoints: &Path) -> Option<CheckpointMeta> {
+    let folders = folders(checkpoints).ok()?;
+    folders.iter().find_map(|folder| Some(Checkpoint::open(folder).ok()?.meta().clone()))
 }
 
 /// Whether a checkpoint is one of the complete ones in a directory.

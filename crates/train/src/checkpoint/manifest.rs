@@ -20,6 +20,8 @@ pub const SPLIT: &str = "split";
 pub const RUN: &str = "run";
 /// Key in [`CheckpointMeta::extra`]: digest of the data.
 pub const DATA: &str = "data";
+/// Key in [`CheckpointMeta::extra`]: the micro-batch size that was chosen for its GPUs.
+pub const MICRO_BATCH: &str = "micro_batch";
 
 /// What training needs to resume, in addition to the tensors.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -24,7 +24,9 @@ pub mod writer;
 pub use commit::Committed;
 pub use dir_layout::MANIFEST;
 pub use error::{CheckpointError, Result};
-pub use find::{Skipped, has_checkpoint, has_checkpoint_of_run, is_in_dir, latest_valid};
+pub use find::{
+    Skipped, has_checkpoint, has_checkpoint_of_run, is_in_dir, latest_valid, newest_meta,
+};
 pub use manifest::{CheckpointMeta, SPLIT};
 pub use reader::Checkpoint;
 pub use shard::{Shard, ShardMeta, StateTensor, TensorSlice};

@@ -35,6 +35,7 @@ pub fn explain(resolved: &Resolved, ranks: usize, per_host: Option<usize>) -> Re
         shape: &shape,
         vocab_known,
         plan: &plan,
+        micro_batch_auto: config.train.micro_batch.is_chosen(),
         options,
         saves_in_background: config.saves_in_background(),
         ranks_per_host: per_host,

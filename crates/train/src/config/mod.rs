@@ -9,6 +9,7 @@ mod error;
 mod explain;
 mod foreign_keys;
 mod mesh;
+mod micro_batch;
 mod notes;
 mod presets;
 mod render;
@@ -21,11 +22,11 @@ mod value;
 pub use base::{Base, MAX_CONFIG_BYTES, load, resolve};
 pub use error::{ConfigError, Result, SourceLocation};
 pub use explain::{explain, implied_ranks};
-pub use presets::{PRESETS, Preset};
+pub use presets::{CHAR_VOCAB_SIZE, PRESETS, Preset};
 pub use render::{keys_markdown, keys_text, presets_markdown};
 pub use resolved::{Origin, Resolved};
 pub use schema::Key;
-pub use value::{DeviceKind, OptimizerKind, Resume};
+pub use value::{DeviceKind, MicroBatchSize, OptimizerKind, Resume};
 
 use schema::{
     ANY, COUNT, FRACTION, NON_NEGATIVE, POSITIVE, SIZE, SIZE_OR_ZERO, STEPS, STEPS_OR_ZERO,
@@ -92,9 +93,12 @@ configuration! {
         /// with the number of replicas.
         batch_per_replica: usize = 0, SIZE_OR_ZERO;
         /// Micro-batch size: sequences per forward and backward pass. Gradients are accumulated over the
-        /// micro-batches of a step. 0: the replica's batch; with pp > 1, at least 2 x pp micro-batches if
-        /// possible.
-        micro_batch: usize = 0, SIZE_OR_ZERO;
+        /// micro-batches of a step. auto: on GPUs the largest divisor of the replica's batch whose memory
+        /// fits and that has at most 65536 tokens per rank; on CPUs cpu_micro_batch.
+        micro_batch: MicroBatchSize = MicroBatchSize::Auto, SIZE;
+        /// Maximum micro-batch size on CPUs if micro_batch is auto; auto: the replica's batch, with pp > 1 at
+        /// least 2 x pp micro-batches if possible. On GPUs with pp > 1, it is the maximum, too.
+        cpu_micro_batch: Option<usize> = None, SIZE;
         /// Random seed.
         seed: u64 = 1337, UNSIGNED;
         /// Where to train: cpu, gpu (one per rank), or auto: GPUs if every rank has one, otherwise CPUs.

@@ -40,7 +40,7 @@ presets![
 ];
 
 /// Vocabulary size assumed if it follows from the data: the characters of tinyshakespeare.
-pub(super) const CHAR_VOCAB_SIZE: usize = 65;
+pub const CHAR_VOCAB_SIZE: usize = 65;
 
 impl Preset {
     /// Description: the comment at the top of the file.

@@ -1,7 +1,6 @@
 //! Validates a configuration for a number of ranks and derives shape, plan and schedule from it.
 //! Inconsistencies are refused with values that fit. No I/O.
 
-use super::mesh::divisors;
 use super::suggest::{Candidates, Infeasible, Suggestion};
 use super::{Config, ConfigError, DeviceKind, Result};
 use crate::lr_schedule::LrSchedule;
@@ -10,7 +9,6 @@ use regatta_device::precision::Precision;
 use regatta_predict::cost::{CostOptions, MemoryBytes};
 use regatta_predict::memory_check::{HostNeed, MemoryNeed};
 use regatta_predict::mesh::Mesh;
-use regatta_predict::pipeline::ScheduleKind;
 use regatta_predict::plan::{ParallelPlan, StateTiers};
 use regatta_predict::shape::{Family, ModelShape};
 
@@ -205,91 +203,10 @@ impl Config {
         }
         Ok(batch / dp)
     }
-
-    /// Sequences per forward and backward pass.
-    fn micro_batch(&self, replica_batch: usize, mesh: &Mesh) -> Result<usize, Infeasible> {
-        let size = self.train.micro_batch;
-        if size == 0 {
-            return self.default_micro_batch(replica_batch, mesh);
-        }
-        let others = Candidates::Divisors { of: replica_batch, near: size, times: 1 };
-        if !replica_batch.is_multiple_of(size) {
-            let origin = match self.train.batch {
-                0 => "train.batch_per_replica".to_owned(),
-                batch => format!("train.batch {batch} over {}", replicas(mesh)),
-            };
-            let sequences = counted(replica_batch, "sequence", "sequences");
-            return Err(Infeasible::new(format!(
-                "train.micro_batch {size} does not divide the {sequences} of a replica ({origin})"
-            ))
-            .suggest_key("train.micro_batch", others));
-        }
-        let fits = |size| self.fills_pipeline(replica_batch / size, mesh.pp);
-        if fits(size) {
-            return Ok(size);
-        }
-        if !divisors(replica_batch).into_iter().any(fits) {
-            return Err(self.too_few_sequences(replica_batch, mesh));
-        }
-        Err(Infeasible::new(format!(
-            "train.micro_batch {size} gives {} per step ({}), but parallel.pp {} with \
-             parallel.schedule {} needs {}",
-            counted(replica_batch / size, "micro-batch", "micro-batches"),
-            counted(replica_batch, "sequence", "sequences"),
-            mesh.pp,
-            self.parallel.schedule,
-            self.needed_micro_batches(mesh.pp)
-        ))
-        .suggest_key("train.micro_batch", others))
-    }
-
-    /// The whole batch; with a pipeline, the largest size that leaves two micro-batches per stage, so
-    /// that the bubble stays below half, otherwise the smallest.
-    fn default_micro_batch(&self, replica_batch: usize, mesh: &Mesh) -> Result<usize, Infeasible> {
-        if mesh.pp == 1 {
-            return Ok(replica_batch);
-        }
-        let sizes = divisors(replica_batch);
-        let fits = |size: &usize| self.fills_pipeline(replica_batch / size, mesh.pp);
-        let mut fitting = sizes.iter().copied().filter(fits);
-        let two_per_stage = |size: &usize| replica_batch / size >= 2 * mesh.pp;
-        let size = fitting.clone().rfind(two_per_stage).or_else(|| fitting.next());
-        size.ok_or_else(|| self.too_few_sequences(replica_batch, mesh))
-    }
-
-    /// Whether there are enough micro-batches for the pipeline schedule.
-    fn fills_pipeline(&self, micro_batches: usize, pp: usize) -> bool {
-        let is_interleaved = self.parallel.schedule == ScheduleKind::Interleaved;
-        pp == 1 || micro_batches >= pp && (!is_interleaved || micro_batches.is_multiple_of(pp))
-    }
-
-    fn needed_micro_batches(&self, pp: usize) -> String {
-        match self.parallel.schedule {
-            ScheduleKind::Interleaved => format!("a multiple of {pp}"),
-            _ => format!("at least {pp}"),
-        }
-    }
-
-    fn too_few_sequences(&self, replica_batch: usize, mesh: &Mesh) -> Infeasible {
-        let (key, times) = match self.train.batch {
-            0 => ("train.batch_per_replica", 1),
-            _ => ("train.batch", mesh.dp),
-        };
-        let near = Candidates::Multiples { of: mesh.pp * times, near: replica_batch * times };
-        Infeasible::new(format!(
-            "parallel.pp {} with parallel.schedule {} needs {} micro-batches per step, but a replica \
-             has {}",
-            mesh.pp,
-            self.parallel.schedule,
-            self.needed_micro_batches(mesh.pp),
-            counted(replica_batch, "sequence", "sequences")
-        ))
-        .suggest_key(key, near)
-    }
 }
 
 /// The replicas that share a batch, as text.
-fn replicas(mesh: &Mesh) -> String {
+pub(super) fn replicas(mesh: &Mesh) -> String {
     match mesh.ranks() {
         ranks if ranks == mesh.dp => counted(ranks, "rank", "ranks"),
         ranks => format!("{} on {ranks} ranks", counted(mesh.dp, "replica", "replicas")),

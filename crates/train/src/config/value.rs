@@ -238,6 +238,50 @@ or_auto!(bool, "true, false or auto");
 or_auto!(Precision, "f32, bf16 or auto");
 or_auto!(DeviceKind, "cpu, gpu or auto");
 or_auto!(f64, "auto or a number");
+or_auto!(usize, "auto or an integer");
+
+/// Sequences per forward and backward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MicroBatchSize {
+    /// `auto`: as on CPUs, unless it is chosen for GPUs.
+    Auto,
+    /// `auto`, with the size chosen for the GPUs of a run.
+    Chosen(usize),
+    /// This number.
+    Fixed(usize),
+}
+
+impl MicroBatchSize {
+    /// Whether the size was chosen for the GPUs of a run.
+    pub fn is_chosen(self) -> bool {
+        matches!(self, Self::Chosen(_))
+    }
+}
+
+impl Value for MicroBatchSize {
+    fn type_name() -> String {
+        <Option<usize>>::type_name()
+    }
+
+    fn parse(raw: &RawValue<'_>) -> Option<Self> {
+        <Option<usize>>::parse(raw).map(|size| size.map_or(Self::Auto, Self::Fixed))
+    }
+
+    /// A chosen size is that of a run, not of its configuration.
+    fn to_toml(&self) -> String {
+        match self {
+            Self::Auto | Self::Chosen(_) => quoted("auto"),
+            Self::Fixed(size) => size.to_toml(),
+        }
+    }
+
+    fn number(&self) -> Option<f64> {
+        match self {
+            Self::Auto | Self::Chosen(_) => None,
+            Self::Fixed(size) => size.number(),
+        }
+    }
+}
 
 /// Where to resume from.
 #[derive(Debug, Clone, PartialEq, Eq)]

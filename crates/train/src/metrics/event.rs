@@ -74,6 +74,10 @@ pub struct RunInfo {
     pub data_tokens: u64,
     /// Tokens per step, over all ranks.
     pub tokens_per_step: u64,
+    /// Sequences per micro-batch and replica.
+    pub micro_batch: usize,
+    /// Whether that was chosen for the GPUs of the run.
+    pub micro_batch_auto: bool,
     /// Steps of the run.
     pub steps: u64,
     /// Steps finished before this start.

@@ -9,6 +9,7 @@ mod finish;
 mod gather;
 pub mod gemm_peak;
 mod gpu_memory;
+pub mod gpu_micro_batch;
 mod report;
 mod reservation;
 mod resume;

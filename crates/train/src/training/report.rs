@@ -46,6 +46,8 @@ pub fn run_info(
         data: config.data.source.clone(),
         data_tokens: setup.dataset.train.len(),
         tokens_per_step,
+        micro_batch: plan.micro_batch,
+        micro_batch_auto: config.train.micro_batch.is_chosen(),
         steps: config.train.steps,
         start_step: done,
         log_interval: config.train.log_interval,

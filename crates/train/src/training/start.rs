@@ -12,11 +12,11 @@ use super::report::{self, Throughput};
 use super::reservation::{max_tensors, reserve};
 use super::usage::Usage;
 use super::{TOKENIZER, TrainingLoop, TrainingSetup, resume};
-use crate::checkpoint::manifest::{DATA, RUN, SPLIT};
+use crate::checkpoint::manifest::{DATA, MICRO_BATCH, RUN, SPLIT};
 use crate::checkpoint::{
     Checkpoint, CheckpointMeta, StateTensor, has_checkpoint, has_checkpoint_of_run, is_in_dir,
 };
-use crate::config::{self, Config, ConfigError, Resume};
+use crate::config::{self, Config, ConfigError, MicroBatchSize, Resume};
 use crate::data::{DataError, DataLoader, Dataset, Sampler, Tokens};
 use crate::metrics::{self, Event};
 use crate::offload::OffloadTiers;
@@ -142,7 +142,12 @@ impl TrainingLoop {
     ) -> Result<Self> {
         let throughput = Throughput::new(info, &shape);
         let TrainingSetup { config, comm, device_comm, device, dataset, folder, run, .. } = setup;
-        let extra = [(RUN, run), (DATA, dataset.digest.clone()), (SPLIT, plan.mesh.to_string())];
+        let chosen = match config.train.micro_batch {
+            MicroBatchSize::Chosen(size) => size.to_string(),
+            MicroBatchSize::Auto | MicroBatchSize::Fixed(_) => String::new(),
+        };
+        let (data, split) = (dataset.digest.clone(), plan.mesh.to_string());
+        let extra = [(RUN, run), (DATA, data), (SPLIT, split), (MICRO_BATCH, chosen)];
         let extra = extra.into_iter().filter(|(_, what)| !what.is_empty());
         let extra = extra.map(|(name, what)| (name.to_owned(), what)).collect();
         let cost = rank_cost(&shape, &plan, config.cost_options(), comm.rank() as usize)

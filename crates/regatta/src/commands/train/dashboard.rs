@@ -107,7 +107,7 @@ fn header(about: &RunInfo, width: usize) -> Vec<String> {
         layout => format!("{ranks} ({})", name(layout)),
     };
     let per_rank = if about.ranks == 1 { "" } else { " per rank" };
-    let items = [
+    let mut items = vec![
         format!("{}, {} parameters", name(&about.model), format_params(about.parameters as f64)),
         match about.threads {
             0 => ranks,
@@ -116,6 +116,9 @@ fn header(about: &RunInfo, width: usize) -> Vec<String> {
         format!("{} ({})", name(&about.precision), name(&about.kernels)),
         format!("{}, {} tokens", name(&about.data), format_count(about.data_tokens as f64)),
     ];
+    if about.micro_batch_auto {
+        items.push(format!("micro-batch {} (auto)", about.micro_batch));
+    }
     wrap(&items, ITEM_GAP, width)
 }
 

@@ -10,7 +10,8 @@ use regatta_predict::axis::Axis;
 use regatta_predict::explain::{ExplainedRank, Explanation, RankClass};
 use regatta_predict::pipeline::{Timeline, draw};
 use regatta_predict::rank_bytes::PeakBytes;
-use regatta_train::config::{Resolved, explain};
+use regatta_train::config::{CHAR_VOCAB_SIZE, Config, DeviceKind, Resolved, explain};
+use regatta_train::training::gpu_micro_batch;
 
 use super::args::TrainArgs;
 use super::format::format_params;
@@ -41,11 +42,30 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<()> {
             Err(error) => output::note(&format!("the vocabulary is not known: {error:#}")),
         }
     }
+    let note = choose_micro_batch(&mut resolved.config, ranks, args)?;
+    note.iter().for_each(|note| output::note(note));
     let all = explain(&resolved, ranks, args.ranks.ranks_per_node.map(|n| n as usize))?;
     output::print(&match args.json {
         true => serde_json::to_string_pretty(&all)? + "\n",
         false => text(&all, crate::commands::map::terminal_width()),
     })
+}
+
+/// Chooses the micro-batch size for the GPUs of this machine, as if they were idle.
+fn choose_micro_batch(
+    config: &mut Config,
+    ranks: usize,
+    args: &TrainArgs,
+) -> Result<Option<String>> {
+    let vocab_size = match config.model.vocab_size {
+        0 => CHAR_VOCAB_SIZE,
+        known => known,
+    };
+    let memory = match config.train.device {
+        Some(DeviceKind::Gpu) => parent::gpu_memory(config, args)?,
+        Some(DeviceKind::Cpu) | None => None,
+    };
+    Ok(gpu_micro_batch::resolve_planned(config, ranks, vocab_size, memory)?)
 }
 
 /// The estimates as text.
@@ -107,13 +127,14 @@ fn summary(all: &Explanation) -> String {
     format!(
         "{HEADING}model{HEADING:#}  {}, {tilde}{parameters} parameters\n\
          {HEADING}ranks{HEADING:#}  {}: {axes}\n\
-         {HEADING}step{HEADING:#}   {} of {} tokens, {} per replica, micro-batch {}\n",
+         {HEADING}step{HEADING:#}   {} of {} tokens, {} per replica, micro-batch {}{}\n",
         all.model,
         all.ranks.len(),
         pluralize(step.batch, "sequence"),
         step.seq_len,
         step.batch_per_replica,
-        step.micro_batch
+        step.micro_batch,
+        if step.micro_batch_auto { " (auto)" } else { "" }
     )
 }
 
@@ -336,6 +357,15 @@ mod tests {
             assert!(text.contains(part), "{part}:\n{text}");
         }
         assert!(!text.contains("note:") && !text.contains('~'), "{text}");
+    }
+
+    #[test]
+    fn a_chosen_micro_batch_is_marked() {
+        let words = ["train.device=gpu", "family=gpt2", "batch=24"];
+        let mut resolved = resolve(None, &words).unwrap();
+        gpu_micro_batch::resolve_planned(&mut resolved.config, 2, 65, Some(80 << 30)).unwrap();
+        let text = text(&explain(&resolved, 2, None).unwrap(), 80);
+        assert!(text.contains("12 per replica, micro-batch 12 (auto)\n"), "{text}");
     }
 
     #[test]

@@ -92,6 +92,14 @@ pub fn planned_ranks(config: &Config, args: &TrainArgs) -> Result<usize> {
     Ok(discovery.plan(&launch.source, &launch.job)?.placement.ranks as usize)
 }
 
+/// Memory of the smallest GPU of the machines to train on, if known.
+pub fn gpu_memory(config: &Config, args: &TrainArgs) -> Result<Option<u64>> {
+    let launch = launch_request(args, config, PathBuf::new()).options()?;
+    let discovery = launch::discover(&launch)?;
+    let gpus = discovery.machines.iter().flat_map(|machine| &machine.gpus);
+    Ok(gpus.filter_map(|gpu| gpu.memory_bytes).min())
+}
+
 /// The number of ranks that the parallel layout needs, on a single machine. Without a layout, and on the
 /// nodes of an allocation, the launcher determines it.
 fn ranks_of_layout(config: &Config, discovery: &Discovery) -> Option<u32> {

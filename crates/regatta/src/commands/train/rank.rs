@@ -1,6 +1,6 @@
 //! A rank of the training. Rank 0 reports the events.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,7 +44,7 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
     if is_restart() {
         training::resume_own_run(&mut config, &folder, &run_id())?;
     }
-    compute_device::resolve(&mut config, &*comm)?;
+    let unused_gpu = compute_device::resolve(&mut config, &*comm)?;
     let rank = comm.rank();
     let recorder = || EventRecorder::new(&folder, config.metrics.tensorboard);
     let mut events = TrainEvents {
@@ -56,12 +56,14 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
     let _lock = (rank == 0).then(|| run_folder::lock(&folder)).transpose().inspect_err(abort)?;
     let dataset = open_dataset(&config, &*comm).inspect_err(abort)?;
     let threads = threads(&config);
-    let device = open_device(&config, &dataset, threads, &*comm).inspect_err(abort)?;
+    let (device, size_note) =
+        open_device(&mut config, &dataset, threads, &folder, &*comm).inspect_err(abort)?;
     let gemm_flops_per_second = device.measure_gemm_peak(&*comm).inspect_err(abort)?;
     let device_comm = device.device_comm(&*comm).inspect_err(abort)?;
     let kernels = device.kernels(&config, comm.size() as usize);
     let vocab_size = config.shape(dataset.tokenizer.vocab_size())?.vocab_size;
-    let device_notes = device.notes(vocab_size);
+    let notes = unused_gpu.into_iter().chain(size_note).chain(device.notes(vocab_size));
+    let notes: Vec<String> = notes.collect();
     let trace = gpu_trace::path(rank).filter(|_| device.start_trace());
     let setup = TrainingSetup {
         config,
@@ -94,7 +96,7 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
             events.emit(Event::Note(format!("cannot save the configuration, {effect}: {error:#}")));
         }
     };
-    device_notes.into_iter().filter(|_| rank == 0).for_each(|note| emit(Event::Note(note)));
+    notes.into_iter().filter(|_| rank == 0).for_each(|note| emit(Event::Note(note)));
     let reason = training::run(setup, &stop, &mut emit)?;
     trace.map_or(Ok(()), |path| gpu_trace::write(&path, rank))?;
     events.sink.finish()?.map_or(Ok(()), |reporter| reporter.finish())?;
@@ -145,18 +147,20 @@ pub fn threads(config: &Config) -> usize {
     if config.train.threads == 0 { cores() } else { config.train.threads.min(MAX_THREADS) }
 }
 
-/// Opens the compute device once the run is known to fit in its memory.
+/// Opens the compute device once the run is known to fit in its memory, with the micro-batch size that does.
+/// Returns a note for the user, too.
 pub fn open_device(
-    config: &Config,
+    config: &mut Config,
     dataset: &Dataset,
     threads: usize,
+    run_folder: &Path,
     comm: &dyn Comm,
-) -> Result<ComputeDevice> {
+) -> Result<(ComputeDevice, Option<String>)> {
     let vocab_size = dataset.tokenizer.vocab_size();
     check_memory(config, vocab_size, comm)?;
     let device = ComputeDevice::open(config, threads, comm)?;
-    device.check_memory(config, vocab_size, comm)?;
-    Ok(device)
+    let note = device.fit_memory(config, vocab_size, run_folder, comm)?;
+    Ok((device, note))
 }
 
 /// Opens the dataset. The first rank of each node tokenizes and verifies it while the others wait.

@@ -18,6 +18,7 @@ fn any_args() -> impl Strategy<Value = Vec<String>> {
         let ((batch, micro, per_replica), (schedule, virtual_stages, sequence, (zero, shard))) = (step, more);
         let batch = if per_replica { "train.batch_per_replica" } else { "train.batch" }.to_owned()
             + &format!("={batch}");
+        let micro = if micro == 0 { "auto".to_owned() } else { micro.to_string() };
         let text = format!(
             "parallel.tp={tp} parallel.cp={cp} parallel.pp={pp} parallel.dp={dp} \
              model.num_layers={layers} model.num_heads={heads} model.hidden_size={} model.seq_len={seq_len} \

@@ -102,6 +102,38 @@ fn plans_follow_the_parallel_keys() {
     assert_eq!(micros("pp=2 micro_batch=12", 2), (12, 2));
 }
 
+#[test]
+fn the_micro_batch_of_cpus_is_the_largest_that_divides_up_to_the_given_one() {
+    let micro_batch = |all: &str, ranks| split(all, ranks).map(|plan| plan.micro_batch);
+    for (all, ranks, expected) in [
+        ("micro_batch=auto", 1, 24),
+        ("cpu_micro_batch=4", 1, 4),
+        ("cpu_micro_batch=5", 1, 4),
+        ("cpu_micro_batch=100", 1, 24),
+        ("cpu_micro_batch=4", 12, 2),
+        ("cpu_micro_batch=8 pp=4", 4, 6),
+        ("cpu_micro_batch=2 pp=4", 4, 2),
+        ("cpu_micro_batch=4 micro_batch=8", 1, 8),
+    ] {
+        assert_eq!(micro_batch(all, ranks).unwrap(), expected, "{all}");
+    }
+    for key in ["micro_batch", "cpu_micro_batch"] {
+        let error = message(args(&format!("{key}=0")));
+        assert!(error.contains("auto or an integer in [1, 1048576]"), "{error}");
+    }
+}
+
+#[test]
+fn presets_on_cpus_have_small_micro_batches() {
+    for (preset, expected) in [("gpt2", 4), ("gpt2-xl", 4), ("llama-1b", 1), ("llama-70b", 1)] {
+        let config = load(&[preset]).unwrap().config;
+        assert_eq!(config.train.micro_batch, MicroBatchSize::Auto, "{preset}");
+        assert_eq!(config.validate(1).unwrap().micro_batch, expected, "{preset}");
+    }
+    let tiny = load(&["tiny"]).unwrap().config.validate(1).unwrap();
+    assert_eq!(tiny.micro_batch, tiny.batch);
+}
+
 /// Invalid layouts, `-n RANKS WORDS => part of the error`.
 const INVALID_LAYOUTS: &str = "
 -n 8 tp=3 pp=2 => 8 ranks are not divisible by parallel.tp 3 x parallel.pp 2 = 6: run on 6 or 12 ranks, or use tp=2 pp=2 dp=2 or tp=4 pp=2
@@ -144,13 +176,13 @@ fn invalid_layouts_are_refused_with_suggestions() {
 
 proptest! {
     #[test]
-    fn plans_cover_the_whole_batch(batch in 1usize..200, micro in 0usize..20, ranks in 1usize..20) {
+    fn plans_cover_the_whole_batch(batch in 1usize..200, micro in 1usize..20, ranks in 1usize..20) {
         match args(&format!("batch={batch} micro_batch={micro}")).unwrap().config.validate(ranks) {
             Ok(plan) => {
                 prop_assert_eq!(plan.batch, batch);
                 prop_assert_eq!(plan.mesh.dp * plan.micro_batches * plan.micro_batch, batch);
             }
-            Err(_) => prop_assert!(batch % ranks != 0 || micro > 0 && batch / ranks % micro != 0),
+            Err(_) => prop_assert!(batch % ranks != 0 || batch / ranks % micro != 0),
         }
     }
 
@@ -159,7 +191,8 @@ proptest! {
         dp in 1usize..5, tp in 1usize..5, cp in 1usize..5, pp in 1usize..5, zero in 0usize..4,
         batch in 1usize..100, micro in 0usize..9,
     ) {
-        let all = format!("dp={dp} tp={tp} cp={cp} pp={pp} zero={zero} batch={batch} micro_batch={micro}");
+        let size = if micro == 0 { "auto".to_owned() } else { micro.to_string() };
+        let all = format!("dp={dp} tp={tp} cp={cp} pp={pp} zero={zero} batch={batch} micro_batch={size}");
         let ranks = dp * tp * cp * pp;
         match split(&all, ranks) {
             Ok(plan) => {

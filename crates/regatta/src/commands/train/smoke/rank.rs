@@ -73,7 +73,7 @@ fn run_checks(
     let folder = training::run_folder(task, &**comm)?;
     let (dataset, device) = smoke.check(Check::Data, |comm| {
         let dataset = training::open_dataset(&config, comm)?;
-        let device = training::open_device(&config, &dataset, threads, comm)?;
+        let (device, _) = training::open_device(&mut config, &dataset, threads, &folder, comm)?;
         let (source, tokens) = (config.data.source.clone(), dataset.train.len());
         Ok::<_, anyhow::Error>(((dataset, device), Findings::of(Details::Data { source, tokens })))
     })?;

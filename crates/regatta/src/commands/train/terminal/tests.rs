@@ -253,6 +253,14 @@ fn notes_are_printed_above_the_dashboard_and_the_summary_below() {
 }
 
 #[test]
+fn the_header_has_a_micro_batch_size_that_was_chosen() {
+    let Event::Start(mut about) = begin() else { panic!() };
+    (about.micro_batch, about.micro_batch_auto) = (32, true);
+    let header = dashboard::log_header(&about);
+    assert!(header.contains("1.20M tokens   micro-batch 32 (auto)\n"), "{header}");
+}
+
+#[test]
 fn log_has_a_line_per_interval_and_one_per_validation_with_its_step() {
     let (mut output, buffer, _) = output(OutputMode::Log);
     output.on_event(&begin(), 0.0);

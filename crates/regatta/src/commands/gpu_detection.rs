@@ -1,0 +1,203 @@
+//! The GPUs that processes see, and why they do not see one.
+
+use std::path::Path;
+
+use anyhow::Result;
+use regatta_comm::nccl::Vendor;
+use regatta_comm::{Collectives, Comm, ReduceOp};
+use regatta_kernels_cuda::{count_devices, device_count, has_driver_library};
+
+/// Vendors of GPUs, in the order of preference.
+const VENDORS: [Vendor; 2] = [Vendor::Nvidia, Vendor::Amd];
+
+/// Devices of the kernel drivers.
+const NVIDIA_DRIVER: &str = "/dev/nvidiactl";
+const AMD_DRIVER: &str = "/dev/kfd";
+
+/// Variables with which a user hides GPUs from a process.
+const VISIBLE_DEVICES: [&str; 3] =
+    ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"];
+
+/// Maximum length of the reason of a rank.
+const MAX_REASON_LEN: usize = 1024;
+
+/// The vendor of the GPUs that every rank sees.
+pub fn common_vendor(comm: &dyn Comm) -> Result<Option<Vendor>> {
+    let mut missing = VENDORS.map(|vendor| i32::from(device_count(vendor) == 0));
+    comm.all_reduce(&mut missing, ReduceOp::Max)?;
+    let mut vendors = VENDORS.into_iter().zip(missing);
+    Ok(vendors.find(|(_, missing)| *missing == 0).map(|(vendor, _)| vendor))
+}
+
+/// The vendor of the GPUs that this process sees.
+pub fn local_vendor() -> Option<Vendor> {
+    VENDORS.into_iter().find(|vendor| device_count(*vendor) > 0)
+}
+
+/// Whether a kernel driver of GPUs is loaded.
+pub fn has_gpu_driver() -> bool {
+    VENDORS.into_iter().any(has_kernel_driver)
+}
+
+fn has_kernel_driver(vendor: Vendor) -> bool {
+    Path::new(match vendor {
+        Vendor::Nvidia => NVIDIA_DRIVER,
+        Vendor::Amd => AMD_DRIVER,
+    })
+    .exists()
+}
+
+/// That a process sees no GPU, why, and what to check, or to do instead.
+pub fn sees_no_gpu(alternative: &str) -> String {
+    let is_amd = has_kernel_driver(Vendor::Amd) && !has_kernel_driver(Vendor::Nvidia);
+    let vendor = if is_amd { Vendor::Amd } else { Vendor::Nvidia };
+    let cause = count_devices(vendor).err();
+    format!("{}, or {alternative}", no_gpu_text(vendor, cause))
+}
+
+fn no_gpu_text(vendor: Vendor, cause: Option<String>) -> String {
+    let (name, check) = match vendor {
+        Vendor::Amd => ("AMD", "rocm-smi, ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES"),
+        Vendor::Nvidia => ("NVIDIA", "nvidia-smi and CUDA_VISIBLE_DEVICES"),
+    };
+    let cause = cause.map(|cause| format!(" ({cause})")).unwrap_or_default();
+    format!("sees no {name} GPU{cause}: check {check}")
+}
+
+/// What is known about the GPUs of a vendor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct VendorFacts {
+    vendor: Vendor,
+    has_kernel_driver: bool,
+    has_driver_library: bool,
+    /// The visible GPUs, or why they cannot be counted.
+    count: Result<u32, String>,
+}
+
+impl VendorFacts {
+    fn read(vendor: Vendor) -> Self {
+        Self {
+            vendor,
+            has_kernel_driver: has_kernel_driver(vendor),
+            has_driver_library: has_driver_library(vendor),
+            count: count_devices(vendor),
+        }
+    }
+
+    /// Why GPUs that are probably there cannot be used; `None` if they can, or if there is none. A driver
+    /// library without a kernel driver is that of a GPU (as in WSL) only if the runtime does not know better.
+    fn unusable(&self) -> Option<String> {
+        let is_present = self.has_kernel_driver || self.has_driver_library && !self.finds_none();
+        let cause = self.count.as_ref().err().cloned();
+        let sees_none = !matches!(self.count, Ok(1..));
+        (is_present && sees_none).then(|| no_gpu_text(self.vendor, cause))
+    }
+
+    /// Whether the runtime works and says that there is no GPU.
+    fn finds_none(&self) -> bool {
+        match &self.count {
+            Ok(count) => *count == 0,
+            // cudaErrorNoDevice and hipErrorNoDevice.
+            Err(cause) => {
+                cause.contains("no CUDA-capable device") || cause.contains("no ROCm-capable")
+            }
+        }
+    }
+}
+
+/// Why this process does not use GPUs that are probably there.
+pub fn unusable_gpu() -> Option<String> {
+    let is_hidden = |name: &&str| {
+        std::env::var(name).is_ok_and(|devices| devices.is_empty() || devices.trim() == "-1")
+    };
+    if VISIBLE_DEVICES.iter().any(is_hidden) {
+        return None;
+    }
+    VENDORS.into_iter().find_map(|vendor| VendorFacts::read(vendor).unusable())
+}
+
+/// A note if `train.device=auto` selects CPUs although a rank has a GPU, the same on all ranks.
+pub fn unused_gpu_note(comm: &dyn Comm) -> Result<Option<String>> {
+    let reason = match local_vendor() {
+        Some(_) => Some("has a GPU, but not all ranks see GPUs of one vendor".to_owned()),
+        None => unusable_gpu(),
+    };
+    common_note(reason, comm)
+}
+
+/// The note of the first rank with a reason not to use its GPU, on all ranks.
+fn common_note(reason: Option<String>, comm: &dyn Comm) -> Result<Option<String>> {
+    let (rank, ranks) = (comm.rank(), comm.size());
+    let mut first = [i64::from(if reason.is_some() { rank } else { ranks })];
+    comm.all_reduce(&mut first, ReduceOp::Min)?;
+    let Some(first) = u32::try_from(first[0]).ok().filter(|first| *first < ranks) else {
+        return Ok(None);
+    };
+    let mut text = [0u8; MAX_REASON_LEN];
+    text.iter_mut().zip(reason.unwrap_or_default().bytes()).for_each(|(to, byte)| *to = byte);
+    comm.broadcast(&mut text, first)?;
+    let end = text.iter().position(|byte| *byte == 0).unwrap_or(MAX_REASON_LEN);
+    let (reason, host) = (String::from_utf8_lossy(&text[..end]), comm.peer(first).host);
+    Ok(Some(format!(
+        "training on CPUs: rank {first} on {host} {reason}; train.device=gpu makes this an error, \
+         train.device=cpu silences this note"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_ranks_have_the_note_of_the_first_rank_with_a_reason() {
+        let notes = |reasons: [Option<&str>; 3]| {
+            let world = regatta_comm::in_process::world(3);
+            std::thread::scope(|scope| {
+                let note = |(comm, reason): (_, Option<&str>)| {
+                    let reason = reason.map(str::to_owned);
+                    scope.spawn(move || common_note(reason, &comm).unwrap())
+                };
+                let ranks: Vec<_> = world.into_iter().zip(reasons).map(note).collect();
+                ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
+            })
+        };
+        assert_eq!(notes([None; 3]), [None, None, None]);
+        let some = notes([None, Some("sees no NVIDIA GPU"), Some("has a GPU")]);
+        let note = some[0].as_ref().unwrap();
+        assert!(note.starts_with("training on CPUs: rank 1 on "), "{note}");
+        assert!(
+            note.contains(" sees no NVIDIA GPU; train.device=gpu makes this an error"),
+            "{note}"
+        );
+        assert_eq!(some, vec![some[0].clone(); 3]);
+        // Longer than a message.
+        let long = "é".repeat(MAX_REASON_LEN);
+        assert!(notes([None, None, Some(&long)])[1].is_some());
+    }
+
+    fn facts(kernel: bool, library: bool, count: Result<u32, &str>) -> Option<String> {
+        let count = count.map_err(str::to_owned);
+        let [has_kernel_driver, has_driver_library] = [kernel, library];
+        VendorFacts { vendor: Vendor::Nvidia, has_kernel_driver, has_driver_library, count }
+            .unusable()
+    }
+
+    #[test]
+    fn only_gpus_that_cannot_be_used_are_reported() {
+        let missing = "libcudart.so.13: cannot open shared object file";
+        let none = "no CUDA-capable device is detected";
+        // No GPU at all, with and without an installed driver or toolkit.
+        assert_eq!(facts(false, false, Err(missing)), None);
+        assert_eq!(facts(false, true, Err(none)), None);
+        assert_eq!(facts(false, true, Ok(0)), None);
+        // A GPU that works.
+        assert_eq!(facts(true, true, Ok(1)), None);
+        let reason = facts(true, true, Err(missing)).unwrap();
+        let expected = "sees no NVIDIA GPU (libcudart.so.13: cannot open shared object file): check nvidia-smi";
+        assert!(reason.starts_with(expected), "{reason}");
+        for unusable in [facts(true, false, Ok(0)), facts(true, true, Err(none))] {
+            assert!(unusable.is_some());
+        }
+        assert!(facts(false, true, Err("driver version is insufficient")).is_some());
+    }
+}
