@@ -145,7 +145,7 @@ fn a_failed_reservation_ends_the_run_before_its_state_is_built() {
     let error = observed.result.unwrap_err();
     let TrainError::Device(error) = error else { panic!("{error}") };
     assert_eq!(error.operation, "allocating device memory");
-    assert!(error.cause.starts_with("out of memory: 5 MiB requested, 1 MiB free"), "{error}");
+    assert!(error.cause.starts_with("out of memory: 2 MiB requested, 1 MiB free"), "{error}");
     assert!(error.cause.contains("reduce train.micro_batch"), "{error}");
     // The run is tried anyway.
     let observed = train_rank(&config("train.check_memory=false"), fake, comm(), &dir);
