@@ -6,11 +6,11 @@
 mod common;
 mod staged_comm;
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use common::{LossAndNorm, ShortRun, TempDir, run_ranks, step_config, tokens};
 use regatta_comm::in_process;
+use regatta_device::optimizer::{AdamW, Sgd};
 use regatta_device::precision::Precision;
 use regatta_kernels_cuda::fake::{FakeDevice, GraphFault, Probe};
 use regatta_predict::mesh::Mesh;
@@ -22,7 +22,7 @@ use regatta_train::metrics::Event;
 use regatta_train::model::Model;
 use regatta_train::parallel::{ProcessGroups, ZeroStage};
 use regatta_train::state::{ParamInit, ShardingConfig};
-use regatta_train::step::{DeviceModel, Engine, MicroBatch, StepError};
+use regatta_train::step::{DeviceModel, Engine, MicroBatch, OptimizerStep, StepConfig, StepError};
 use regatta_train::training;
 use staged_comm::StagedComm;
 
@@ -95,8 +95,9 @@ fn graphs_are_bit_identical_to_eager_passes() {
             ShortRun { recompute: |_| true, ..RUN },
         ] {
             let launches = assert_same(&shape(family), |engine| train(engine, run));
-            // A forward and a backward graph for each but the first two micro-batches.
-            assert_eq!(launches, 2 * (4 * run.micro_batches - 2));
+            // A forward and a backward graph for each but the first two micro-batches, and a graph of the
+            // optimizer step in each but the first two steps.
+            assert_eq!(launches, 2 * (4 * run.micro_batches - 2) + 4 - 2);
         }
     }
 }
@@ -130,7 +131,8 @@ fn evaluations_between_steps_do_not_disturb_graphs() {
             all
         };
         let launches = assert_same(&shape, run);
-        assert_eq!(launches, if trims { 3 * 2 * 6 } else { 2 * (3 * 8 - 2) });
+        let passes = if trims { 3 * 2 * 6 } else { 2 * (3 * 8 - 2) };
+        assert_eq!(launches, passes + 3 * 4 - 2);
     }
 }
 
@@ -145,7 +147,7 @@ fn evaluations_run_as_graphs() {
         }
         all
     };
-    let training = 2 * (2 * 8 - 2);
+    let training = 2 * (2 * 8 - 2) + 2 * 4 - 2;
     assert_eq!(assert_same(&shape(Family::Gpt2), run), training + 2 * 4 - 2);
 }
 
@@ -158,7 +160,47 @@ fn every_micro_batch_shape_has_its_graphs() {
         let rounds = (0..3).flat_map(|_| sizes);
         rounds.flat_map(|run| train(engine, ShortRun { steps: 1, ..run })).collect()
     };
-    assert_eq!(assert_same(&shape, run), 2 * 3 * (6 - 2));
+    assert_eq!(assert_same(&shape, run), 2 * 3 * (6 - 2) + 9 - 2);
+}
+
+/// Steps with these hyperparameters, one micro-batch each.
+fn train_with(engine: &mut Engine, optimizers: &[(OptimizerStep, f64)]) -> Vec<LossAndNorm> {
+    let step = |(step, (optimizer, grad_clip)): (u64, &(OptimizerStep, f64))| {
+        let [inputs, targets] = [0, 1].map(|shift| tokens(RUN.seq_len, step, 0..2, shift));
+        let (batch, first_sequence) = (2, 0);
+        let micro_batch = MicroBatch { inputs: &inputs, targets: &targets, batch, first_sequence };
+        let config = step_config(step, inputs.len(), 0.0, false);
+        let config = StepConfig { optimizer: *optimizer, grad_clip: *grad_clip, ..config };
+        let result = engine.step(&config, [micro_batch].into_iter()).unwrap();
+        LossAndNorm { loss: result.loss_sum, grad_norm: result.grad_norm }
+    };
+    (0..).zip(optimizers).map(step).collect()
+}
+
+/// Learning rate and bias corrections change in every step; other hyperparameters need another capture.
+#[test]
+fn the_graph_of_the_optimizer_step_has_the_hyperparameters_of_each_step() {
+    let adamw = |step: u64| {
+        let (lr, weight_decay) = (0.01 / (step as f64), 0.1);
+        OptimizerStep::AdamW(AdamW { lr, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay, step })
+    };
+    let sgd = |step: u64| {
+        let lr = 0.1 / (step as f64);
+        OptimizerStep::Sgd(Sgd { lr, momentum: 0.9, weight_decay: 0.01 })
+    };
+    let optimizers: [&dyn Fn(u64) -> OptimizerStep; 2] = [&adamw, &sgd];
+    for optimizer in optimizers {
+        // The first six steps are clipped.
+        let steps: Vec<_> =
+            (1..=11).map(|step| (optimizer(step), if step <= 6 { 0.1 } else { 0.0 })).collect();
+        let run = |engine: &mut Engine| train_with(engine, &steps);
+        let passes = 2 * (11 - 2);
+        assert_eq!(assert_same(&shape(Family::Gpt2), run), passes + (6 - 2) + (5 - 2));
+    }
+    // Another optimizer needs other scalars.
+    let steps: Vec<_> = (1..=8).map(|n| (optimizers[n as usize / 5](n), 1.0)).collect();
+    let run = |engine: &mut Engine| train_with(engine, &steps);
+    assert_eq!(assert_same(&shape(Family::Gpt2), run), 2 * (8 - 2) + (4 - 2) + (4 - 2));
 }
 
 #[test]
@@ -171,7 +213,7 @@ fn phases_of_graphs_are_timed() {
     let config = step_config(4, RUN.batch * RUN.seq_len, RUN.dropout, false);
     let launches = probe.graph_launches();
     let result = engine.step(&config, [micro_batch; 2].into_iter()).unwrap();
-    assert_eq!(probe.graph_launches() - launches, 4);
+    assert_eq!(probe.graph_launches() - launches, 5);
     assert!(!result.timings.forward.is_zero() && !result.timings.backward.is_zero());
 }
 
@@ -203,10 +245,12 @@ fn graphs_that_fail_are_replaced_by_eager_passes() {
         assert_eq!(train(&mut engine, RUN), expected, "{fault:?}");
         assert_eq!(params(&engine), params(&eager), "{fault:?}");
         let notes = engine.take_notes();
-        assert_eq!(notes.len(), 1, "{notes:?}");
-        let expected = "micro-batches of 2 x 8 tokens run without a CUDA graph: ";
-        assert!(notes[0].starts_with(expected), "{notes:?}");
-        assert!(notes[0].ends_with("unspecified launch failure"), "{notes:?}");
+        let expected = ["micro-batches of 2 x 8 tokens run", "the optimizer step runs"];
+        assert_eq!(notes.len(), expected.len(), "{notes:?}");
+        for (note, expected) in notes.iter().zip(expected) {
+            assert!(note.starts_with(&format!("{expected} without a CUDA graph: ")), "{note}");
+            assert!(note.ends_with("unspecified launch failure"), "{note}");
+        }
         assert_eq!((probe.graph_launches(), probe.graphs()), (0, 0));
     }
 }
@@ -215,7 +259,11 @@ fn graphs_that_fail_are_replaced_by_eager_passes() {
 fn a_note_says_that_graphs_are_in_use() {
     let (mut engine, _) = engine(fake(), &shape(Family::Gpt2), true);
     train(&mut engine, RUN);
-    assert_eq!(engine.take_notes(), ["micro-batches of 2 x 8 tokens run as CUDA graphs"]);
+    let expected = [
+        "micro-batches of 2 x 8 tokens run as CUDA graphs",
+        "the optimizer step runs as a CUDA graph",
+    ];
+    assert_eq!(engine.take_notes(), expected);
     engine.device_model.trim_buffers();
     train(&mut engine, RUN);
     assert!(engine.take_notes().is_empty(), "once");
@@ -233,7 +281,7 @@ fn an_error_in_a_graph_is_attributed_to_it() {
     let config = step_config(4, RUN.batch * RUN.seq_len, RUN.dropout, false);
     let error = engine.step(&config, [micro_batch; 2].into_iter()).unwrap_err();
     let StepError::Device(error) = error else { panic!("{error}") };
-    assert!(error.operation.starts_with("the graph of a micro-batch"), "{error}");
+    assert!(error.operation.starts_with("a graph of a micro-batch"), "{error}");
     assert!(error.cause.contains("REGATTA_LAUNCH_BLOCKING=1"), "{error}");
 }
 
@@ -264,10 +312,12 @@ fn train_ranks(zero: ZeroStage, has_graphs: bool) -> (Vec<LossAndNorm>, usize) {
 /// The first micro-batch of a step may wait for parameters, the last one reduces gradients.
 #[test]
 fn micro_batches_that_communicate_run_without_graphs() {
-    let launches: Range<usize> = 1..usize::MAX;
+    // Of the three micro-batches of a step, the last one runs without; of optimizer steps, only those of
+    // replicas have no collective.
+    let replicas = 2 * (4 * 2 - 2) + 2;
     for (zero, expected) in [
-        (ZeroStage::Off, launches.clone()),
-        (ZeroStage::One, launches),
+        (ZeroStage::Off, replicas..replicas + 1),
+        (ZeroStage::One, 1..replicas),
         (ZeroStage::Two, 0..1),
         (ZeroStage::Three, 0..1),
     ] {

@@ -226,6 +226,7 @@ impl<'a> Optimizer<'a> {
         let grad = master(self.device, grads);
         let [moment1, moment2, param] = self.state.each_mut().map(Guarded::view_mut);
         let state = OptimizerState {
+            factors: None,
             grad: grad.view(),
             grad_scale: self.grad_scale.view(),
             moment1,

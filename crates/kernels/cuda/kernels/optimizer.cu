@@ -29,6 +29,11 @@ DEVICE float fast_divide(float x, float y) {
 #endif
 }
 
+// A factor that differs between launches of a graph: in device memory, or an argument if `factors` is null.
+DEVICE float factor_of(const float* factors, int index, float argument) {
+    return factors ? factors[index] : argument;
+}
+
 #define BOUNDS_8(n)                                                                                    \
     u64 bound##n##0, u64 bound##n##1, u64 bound##n##2, u64 bound##n##3, u64 bound##n##4,               \
         u64 bound##n##5, u64 bound##n##6, u64 bound##n##7
@@ -130,13 +135,14 @@ template <class W> struct AdamW {
         adamw_##W(const float* __restrict__ grad, const double* grad_scale,                            \
                   float* __restrict__ moment1, float* __restrict__ moment2, float* __restrict__ param, \
                   W* __restrict__ weight, float beta1, float one_minus_beta1, float beta2,             \
-                  float one_minus_beta2, float eps, float step_size, float v_correction, float decay,  \
-                  u64 begin, u64 end, u32 is_vectorised, BOUNDS) {                                     \
+                  float one_minus_beta2, float eps, const float* factors, float step_size,             \
+                  float v_correction, float decay, u64 begin, u64 end, u32 is_vectorised, BOUNDS) {                                     \
         __shared__ u64 bounds[MAX_BOUNDS];                                                             \
         if (threadIdx.x == 0) set_bounds(bounds, BOUND_NAMES);                                         \
         const AdamW<W> step = {grad, moment1, moment2, param, weight, (float)*grad_scale, beta1,       \
-                               one_minus_beta1, beta2, one_minus_beta2, eps, step_size, v_correction,  \
-                               decay};                                                                 \
+                               one_minus_beta1, beta2, one_minus_beta2, eps,                           \
+                               factor_of(factors, 0, step_size), factor_of(factors, 1, v_correction),  \
+                               factor_of(factors, 2, decay)};                                                                 \
         for_chunk(begin, end, is_vectorised, bounds, step);                                            \
     }
 
@@ -177,12 +183,12 @@ template <class W> struct Sgd {
 #define SGD(W)                                                                                         \
     KERNEL __launch_bounds__(THREADS)                                                                  \
         sgd_##W(const float* __restrict__ grad, const double* grad_scale, float* __restrict__ moment,  \
-                float* __restrict__ param, W* __restrict__ weight, float lr, float momentum,           \
-                float weight_decay, u64 begin, u64 end, u32 is_vectorised, BOUNDS) {                   \
+                float* __restrict__ param, W* __restrict__ weight, float momentum,                     \
+                float weight_decay, const float* factors, float lr, u64 begin, u64 end, u32 is_vectorised, BOUNDS) {                   \
         __shared__ u64 bounds[MAX_BOUNDS];                                                             \
         if (threadIdx.x == 0) set_bounds(bounds, BOUND_NAMES);                                         \
-        const Sgd<W> step = {grad, moment, param, weight, (float)*grad_scale, lr, momentum,            \
-                             weight_decay};                                                            \
+        const Sgd<W> step = {grad, moment, param, weight, (float)*grad_scale,                          \
+                             factor_of(factors, 0, lr), momentum, weight_decay};                                                            \
         for_chunk(begin, end, is_vectorised, bounds, step);                                            \
     }
 

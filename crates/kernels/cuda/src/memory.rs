@@ -13,6 +13,7 @@ use regatta_device::{DeviceError, DeviceMemory, HostTensor};
 
 use crate::arena;
 use crate::owned_stream::{Memory, MemorySource, OwnedStream};
+use crate::token_staging::StagingError;
 use crate::{CudaDevice, Ptr};
 
 /// Memory is reserved in steps, so that slowly growing requests do not reallocate each time.
@@ -156,20 +157,24 @@ impl CudaDevice {
             return Ok(());
         }
         let code = self.synchronize_stream();
-        let has_graph = self.capture.take_launched();
         if code != SUCCESS {
-            let hint = match self.is_launch_blocking() {
-                true => "",
-                false => "; set REGATTA_LAUNCH_BLOCKING=1 to find the kernel",
-            };
-            let cause = format!("{}{hint}", self.runtime.error_string(code));
-            let operation = match has_graph {
-                true => "the graph of a micro-batch or an operation that was queued after it",
-                false => "an operation that was queued before this point",
-            };
-            self.fail(operation, cause);
+            self.fail_queued(&self.runtime.error_string(code));
         }
+        self.capture.take_launched();
         self.check()
+    }
+
+    /// Records the error of an operation that was queued earlier.
+    fn fail_queued(&self, cause: &str) {
+        let hint = match self.is_launch_blocking() {
+            true => "",
+            false => "; set REGATTA_LAUNCH_BLOCKING=1 to find the kernel",
+        };
+        let operation = match self.capture.take_launched() {
+            true => "a graph of a micro-batch or of the optimizer step, or an operation after it",
+            false => "an operation that was queued before this point",
+        };
+        self.fail(operation, format!("{cause}{hint}"));
     }
 
     /// Copies device memory to the host and waits.
@@ -372,10 +377,14 @@ impl DeviceMemory for CudaDevice {
         let to = Ptr::of_mut(&to).as_raw();
         let staged = self.tokens.stage(from, |pinned, bytes| {
             self.queue_copy(to, pinned, bytes);
-            Ok(self.record_event())
+            self.record_event()
         });
-        if let Err(cause) = staged {
-            self.fail("allocating pinned host memory", cause);
+        match staged {
+            Ok(()) => {}
+            Err(StagingError::Queued(cause)) => self.fail_queued(&cause),
+            Err(StagingError::Allocation(cause)) => {
+                self.fail("allocating pinned host memory", cause);
+            }
         }
     }
 

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use regatta_comm::DType;
 use regatta_device::OptimizerOps;
-use regatta_device::ops::OptimizerState;
-use regatta_device::optimizer::{AdamW, AdamWFactors, Sgd};
+use regatta_device::ops::{OptimizerState, TOKEN_DTYPE};
+use regatta_device::optimizer::{AdamW, Sgd};
 use regatta_device::tensor::{View, ViewMut};
 
 use crate::elementwise::{kernel_name, to_u32};
@@ -41,18 +41,19 @@ impl OptimizerOps for CudaDevice {
     }
 
     fn adamw(&self, config: &AdamW, state: OptimizerState<'_>) {
-        let OptimizerState { grad, grad_scale, moment1, moment2, param, weight, decayed } = state;
+        let OptimizerState { grad, grad_scale, moment1, moment2, param, weight, decayed, .. } =
+            state;
         let tensors = [grad, moment1.view(), moment2.view(), param.view()];
         let len = check(&tensors, grad_scale, weight.as_ref());
         let (pointers, weight_ptr) = (tensors.map(Ptr::of), Ptr::optional_mut(weight.as_ref()));
-        let AdamWFactors { step_size, v_correction, decay } = config.factors();
+        let words = config.factor_words();
         let (beta1, beta2) = (config.beta1, config.beta2);
-        let factors =
-            [beta1, 1.0 - beta1, beta2, 1.0 - beta2, config.eps, step_size, v_correction, decay];
+        let constants = [beta1, 1.0 - beta1, beta2, 1.0 - beta2, config.eps];
         let [grad, moment1, moment2, param] = pointers.map(Arg::from);
         let scale = Arg::from(Ptr::of(grad_scale));
         let mut args = vec![grad, scale, moment1, moment2, param, weight_ptr.into()];
-        args.extend(factors.map(|factor| Arg::from(factor as f32)));
+        args.extend(constants.map(|constant| Arg::from(constant as f32)));
+        args.extend(factor_args(&words, state.factors));
         let name = kernel_name("adamw", [weight_dtype(weight.as_ref())]);
         let is_vectorised = is_vectorised(&pointers, weight.as_ref());
         self.launch_runs(name, &args, is_vectorised, len, decayed);
@@ -65,8 +66,9 @@ impl OptimizerOps for CudaDevice {
         let (pointers, weight_ptr) = (tensors.map(Ptr::of), Ptr::optional_mut(weight.as_ref()));
         let [grad, moment, param] = pointers.map(Arg::from);
         let mut args = vec![grad, Ptr::of(grad_scale).into(), moment, param, weight_ptr.into()];
-        let factors = [config.lr, config.momentum, config.weight_decay];
-        args.extend(factors.map(|factor| Arg::from(factor as f32)));
+        let constants = [config.momentum, config.weight_decay];
+        args.extend(constants.map(|constant| Arg::from(constant as f32)));
+        args.extend(factor_args(&config.factor_words(), state.factors));
         let name = kernel_name("sgd", [weight_dtype(weight.as_ref())]);
         let is_vectorised = is_vectorised(&pointers, weight.as_ref());
         self.launch_runs(name, &args, is_vectorised, len, decayed);
@@ -136,6 +138,15 @@ fn merged_bounds(ranges: &[Range<usize>]) -> Vec<usize> {
         }
     }
     bounds
+}
+
+/// The address of the factors in device memory, or null, and their values for launches without.
+fn factor_args(words: &[u32], in_memory: Option<View<'_>>) -> Vec<Arg> {
+    let is_valid =
+        |factors: View<'_>| factors.len() == words.len() && factors.dtype() == TOKEN_DTYPE;
+    assert!(in_memory.is_none_or(is_valid), "an optimizer has {} factors", words.len());
+    let values = words.iter().map(|word| Arg::from(f32::from_bits(*word)));
+    std::iter::once(Arg::from(in_memory.map_or(Ptr::NULL, Ptr::of))).chain(values).collect()
 }
 
 /// Number of elements of the tensors.

@@ -11,6 +11,14 @@ use crate::pinned::Pinned;
 /// Copies that may be in flight.
 const SLOTS: usize = 16;
 
+/// Why tokens are not staged.
+pub enum StagingError {
+    /// An operation that was queued earlier has failed.
+    Queued(String),
+    /// There is no pinned memory.
+    Allocation(String),
+}
+
 /// A ring of pinned buffers.
 pub struct TokenStaging {
     runtime: Arc<Runtime>,
@@ -39,8 +47,8 @@ impl TokenStaging {
     pub fn stage(
         &self,
         tokens: &[u32],
-        copy: impl FnOnce(*const c_void, usize) -> Result<Option<Event>, String>,
-    ) -> Result<(), String> {
+        copy: impl FnOnce(*const c_void, usize) -> Option<Event>,
+    ) -> Result<(), StagingError> {
         let bytes = size_of_val(tokens);
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         let index = ring.next;
@@ -50,7 +58,7 @@ impl TokenStaging {
         }
         let slot = &mut ring.slots[index];
         if let Some(copied) = slot.copied.take() {
-            copied.wait().map_err(|error| error.to_string())?;
+            copied.wait().map_err(|error| StagingError::Queued(error.to_string()))?;
         }
         let start = match &slot.memory {
             Some(memory) if memory.bytes >= bytes => memory.start,
@@ -58,12 +66,12 @@ impl TokenStaging {
         };
         // SAFETY: the slot has this many bytes, and no copy from it is in flight.
         unsafe { std::ptr::copy_nonoverlapping(tokens.as_ptr().cast(), start.cast::<u8>(), bytes) };
-        slot.copied = copy(start, bytes)?;
+        slot.copied = copy(start, bytes);
         Ok(())
     }
 
-    fn alloc(&self, bytes: usize) -> Result<Pinned, String> {
-        Pinned::alloc(&self.runtime, bytes)
-            .map_err(|code| format!("{bytes} bytes: {}", self.runtime.error_string(code)))
+    fn alloc(&self, bytes: usize) -> Result<Pinned, StagingError> {
+        let cause = |code| format!("{bytes} bytes: {}", self.runtime.error_string(code));
+        Pinned::alloc(&self.runtime, bytes).map_err(|code| StagingError::Allocation(cause(code)))
     }
 }

@@ -7,11 +7,13 @@ use regatta_comm::DType;
 use regatta_comm::gpu_runtime::Vendor;
 use regatta_device::ops::{
     AttentionDropout, AttentionSaved, AttentionShape, Device, Graph, GraphMasks, LinearShape,
+    OptimizerState,
 };
+use regatta_device::optimizer::AdamW;
 use regatta_device::precision::Precision;
 use regatta_device::random::{DropoutMask, key};
-use regatta_device::tensor::Tensor;
-use regatta_device::{DeviceMemory, ElementwiseOps, GraphOps, LossOps};
+use regatta_device::tensor::{Tensor, View};
+use regatta_device::{DeviceMemory, ElementwiseOps, GraphOps, LossOps, OptimizerOps};
 use regatta_kernels_cuda::fake::{self, FakeDevice, GraphFault};
 use regatta_kernels_cuda::{CudaDevice, device_count};
 
@@ -119,6 +121,65 @@ fn launches_read_their_masks_from_device_memory() {
                 launch(&device, &graph);
                 let (expected, found) = (eager.results(&device), captured.results(&device));
                 assert_eq!(expected, found, "{}, step {step}", device.describe());
+            }
+        }
+    }
+}
+
+/// Parameters and moments of an optimizer, and the scale of gradients.
+struct Update {
+    grad: Tensor,
+    state: [Tensor; 3],
+    scale: Tensor,
+}
+
+impl Update {
+    const LEN: usize = 5000;
+
+    fn new(device: &dyn Device) -> Self {
+        let zeros = || device.zeros_master(Self::LEN);
+        let (mut grad, mut param, mut scale) = (zeros(), zeros(), device.zeros(1, DType::F64));
+        let value = |i: usize| ((i * 37 % 101) as f32 - 50.0) / 60.0;
+        let values: Vec<f32> = (0..Self::LEN).map(value).collect();
+        device.copy_from_host(&values, grad.view_mut());
+        device.copy_from_host(&values, param.view_mut());
+        device.fill(0.5, scale.view_mut());
+        Self { grad, state: [zeros(), zeros(), param], scale }
+    }
+
+    fn queue(&mut self, device: &dyn Device, config: &AdamW, factors: Option<View<'_>>) {
+        let [moment1, moment2, param] = self.state.each_mut().map(Tensor::view_mut);
+        let (grad, grad_scale, weight) = (self.grad.view(), self.scale.view(), None);
+        let decayed = &[7..4000, 4100..Self::LEN];
+        device.adamw(
+            config,
+            OptimizerState { factors, grad, grad_scale, moment1, moment2, param, weight, decayed },
+        );
+    }
+}
+
+#[test]
+fn launches_read_the_factors_of_the_optimizer_from_device_memory() {
+    let emulated = FakeDevice::running_sources(Precision::F32).map(|fake| fake.open().unwrap());
+    for device in devices(Precision::F32).into_iter().chain(emulated) {
+        let config = |step: u64| {
+            let (lr, weight_decay) = (0.01 * step as f64, 0.1);
+            AdamW { lr, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay, step }
+        };
+        let [mut eager, mut captured, mut warmup] = [(); 3].map(|()| Update::new(&device));
+        warmup.queue(&device, &config(1), None);
+        let mut factors = device.zeros(config(1).factor_words().len(), DType::I32);
+        let words = device.zeros(0, DType::I32);
+        let graph_masks = GraphMasks { masks: &[], words: words.view() };
+        let mut queue = || captured.queue(&device, &config(1), Some(factors.view()));
+        let graph = device.capture(graph_masks, &mut queue).unwrap();
+        for step in 1..4 {
+            eager.queue(&device, &config(step), None);
+            device.copy_tokens_from_host(&config(step).factor_words(), factors.view_mut());
+            launch(&device, &graph);
+            for (expected, found) in eager.state.iter().zip(&captured.state) {
+                let about = format!("{}, step {step}", device.describe());
+                assert_eq!(read(&device, expected), read(&device, found), "{about}");
             }
         }
     }

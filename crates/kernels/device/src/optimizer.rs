@@ -40,6 +40,13 @@ impl AdamW {
             decay: 1.0 - self.lr * self.weight_decay,
         }
     }
+
+    /// The factors in f32, as device memory has them for graphs: see
+    /// [`crate::ops::OptimizerState::factors`].
+    pub fn factor_words(&self) -> [u32; 3] {
+        let AdamWFactors { step_size, v_correction, decay } = self.factors();
+        [step_size, v_correction, decay].map(|factor| (factor as f32).to_bits())
+    }
 }
 
 /// SGD with momentum: `m = momentum * m + g + weight_decay * p`, `p -= lr * m`.
@@ -51,6 +58,13 @@ pub struct Sgd {
     pub momentum: f64,
     /// Weight decay, added to the gradient of the elements that have it.
     pub weight_decay: f64,
+}
+
+impl Sgd {
+    /// The learning rate in f32, as [`AdamW::factor_words`].
+    pub fn factor_words(&self) -> [u32; 1] {
+        [(self.lr as f32).to_bits()]
+    }
 }
 
 /// Splits `0..len` at the bounds of ascending ranges; each part is inside one of them or outside of all.

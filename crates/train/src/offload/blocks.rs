@@ -300,6 +300,19 @@ impl OffloadedBlocks {
         Ok(())
     }
 
+    /// Whether blocks are always in device memory.
+    pub fn is_resident(&self) -> bool {
+        matches!(self.storage, Storage::Device)
+    }
+
+    /// The addresses of blocks in device memory.
+    pub fn addresses(&self) -> impl Iterator<Item = usize> {
+        self.blocks.iter().flatten().filter_map(|block| match &block.state {
+            BlockState::Resident(tensor) => Some(tensor.view().address().addr().get()),
+            _ => None,
+        })
+    }
+
     /// Bytes that are always in device memory.
     pub fn resident_bytes(&self) -> usize {
         self.resident_bytes

@@ -124,10 +124,15 @@ impl TensorParallel {
 /// Sums a tensor over all ranks.
 pub fn all_reduce(ctx: &PassCtx, comm: &dyn Comm, tensor: PooledTensor) -> Result<PooledTensor> {
     let (tensor, slot) = tensor.take();
+    Ok(slot.fill(all_reduce_tensor(ctx, comm, tensor)?))
+}
+
+/// All-reduces a tensor that is not pooled.
+pub fn all_reduce_tensor(ctx: &PassCtx, comm: &dyn Comm, tensor: Tensor) -> Result<Tensor> {
     let dtype = tensor.dtype();
     let call = OwnedCall::all_reduce(dtype, ReduceOp::Sum, tensor.into_buffer());
     let call = collective::run(ctx.device, comm, call)?;
-    Ok(slot.fill(Tensor::from_buffer(call.output, dtype)))
+    Ok(Tensor::from_buffer(call.output, dtype))
 }
 
 /// All-reduces a view in place, through a pooled buffer that the collective can own.

@@ -434,6 +434,21 @@ impl BlockStore {
         self.blocks.iter().filter_map(resident).chain(self.grads.addresses()).collect()
     }
 
+    /// Whether an optimizer step of this rank uses resident tensors only: it neither communicates nor copies
+    /// between memory tiers.
+    pub fn is_update_local(&self) -> bool {
+        let mut shards = self.param_shards.iter().chain(&self.weight_shards).chain([&self.moments]);
+        self.is_pass_local(GradSync::Deferred)
+            && self.partition.gather_group.is_none()
+            && shards.all(OffloadedBlocks::is_resident)
+    }
+
+    /// The addresses of all tensors of such a step.
+    pub fn update_addresses(&self) -> Vec<usize> {
+        let shards = self.param_shards.iter().chain(&self.weight_shards).chain([&self.moments]);
+        self.addresses().into_iter().chain(shards.flat_map(OffloadedBlocks::addresses)).collect()
+    }
+
     /// The parameters of all blocks, if this rank has all of them in memory.
     pub fn all_params(&self) -> Option<Vec<View<'_>>> {
         let resident = |block: usize| match &self.blocks[block].full {

@@ -6,12 +6,15 @@ mod device_timings;
 mod graph;
 mod layer_params;
 mod optimizer;
+mod optimizer_graph;
 mod run_pipeline;
 
 pub use device_model::DeviceModel;
 
 use device_timings::{DeviceTimings, Phase};
 use graph::GraphCache;
+use optimizer::OptimizerScalars;
+use optimizer_graph::OptimizerGraph;
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
@@ -135,6 +138,11 @@ pub struct Engine {
     has_noted_overflow: bool,
     device_timings: DeviceTimings,
     graphs: GraphCache,
+    optimizer_graph: OptimizerGraph,
+    /// `None` before the first step and during a step.
+    optimizer_scalars: Option<OptimizerScalars>,
+    /// Whether the graph of the optimizer step zeroed the gradients.
+    has_zero_grads: bool,
     /// Sum of the losses of a step, a scalar in device memory; `None` during a step.
     loss: Option<Tensor>,
 }
@@ -168,6 +176,9 @@ impl Engine {
             has_noted_overflow: false,
             device_timings: DeviceTimings::default(),
             graphs: GraphCache::default(),
+            optimizer_graph: OptimizerGraph::default(),
+            optimizer_scalars: None,
+            has_zero_grads: false,
             loss: None,
         })
     }
@@ -210,7 +221,9 @@ impl Engine {
         self.device_model.prefetch(&mut self.state, first_block);
         let device = self.device_model.device.clone();
         self.device_timings.begin(&*device, Phase::Optimizer);
-        timed(&mut timings.optimizer, || self.state.grads.zero());
+        if !std::mem::take(&mut self.has_zero_grads) {
+            timed(&mut timings.optimizer, || self.state.grads.zero());
+        }
         let local = |micro_batch| LocalTokens::new(micro_batch, &self.device_model.context);
         let tokens: Vec<LocalTokens<'a>> = micro_batches.map(local).collect();
         let micro_batches: Vec<_> = tokens.iter().map(LocalTokens::micro_batch).collect();
@@ -220,12 +233,12 @@ impl Engine {
         timings.optimizer += self.compute_time(start, &mut timings.communication);
         let start = run_clock::now();
         self.device_timings.begin(&*device, Phase::Optimizer);
-        let squares = self.optimizer_step(config)?;
+        self.optimizer_step(config)?;
         self.device_timings.end(&*device);
         // The only host wait of a step.
         let loss_sum = self.device_model.read_scalar(&loss)?;
         self.loss = Some(loss);
-        let grad_norm = self.grad_norm(&squares)?;
+        let grad_norm = self.grad_norm()?;
         timings.optimizer += run_clock::elapsed(start);
         std::mem::take(&mut self.device_timings).replace(&*device, &mut timings);
         Ok(StepResult { loss_sum: self.counted_loss(loss_sum), grad_norm, timings })

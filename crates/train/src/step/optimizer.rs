@@ -3,21 +3,78 @@
 use std::ops::Range;
 
 use super::{Engine, OptimizerStep, StepConfig};
-use crate::buffer_pool::PooledTensor;
-use crate::parallel::tensor::all_reduce;
+use crate::parallel::tensor::all_reduce_tensor;
 use crate::state::{OptimizerBlock, Result};
-use regatta_device::ops::{Device, OptimizerState};
-use regatta_device::tensor::View;
+use regatta_device::ops::{Device, OptimizerState, SCALAR_DTYPE, TOKEN_DTYPE};
+use regatta_device::tensor::{Tensor, View};
 use regatta_predict::shape::{ParamBlock, ParamSpec};
 
+/// Scalars of the optimizer step in device memory, at the same addresses in every step, for graphs.
+pub(super) struct OptimizerScalars {
+    /// Sum of the squares of all gradients before clipping.
+    squares: Tensor,
+    clip_coefficient: Tensor,
+    /// [`OptimizerStep::factor_words`], for graphs.
+    factors: Tensor,
+}
+
+impl OptimizerScalars {
+    fn new(device: &dyn Device, factors: usize) -> Self {
+        Self {
+            squares: device.zeros(1, SCALAR_DTYPE),
+            clip_coefficient: device.zeros(1, SCALAR_DTYPE),
+            factors: device.zeros(factors, TOKEN_DTYPE),
+        }
+    }
+
+    pub fn addresses(&self) -> impl Iterator<Item = usize> {
+        let tensors = [&self.squares, &self.clip_coefficient, &self.factors];
+        tensors.into_iter().map(|tensor| tensor.view().address().addr().get())
+    }
+
+    /// Copies the factors of a step to the device, ahead of the launch of a graph.
+    pub fn upload_factors(&mut self, device: &dyn Device, optimizer: OptimizerStep) {
+        device.copy_tokens_from_host(&optimizer.factor_words(), self.factors.view_mut());
+    }
+}
+
+/// Where kernels of the update read what differs between steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum UpdateArgs {
+    /// In their arguments.
+    Host,
+    /// In [`OptimizerScalars`]: in a capture, whose arguments are the same in every launch.
+    InDeviceMemory,
+}
+
 impl Engine {
-    /// Clips the gradients and updates the parameters. Returns the sum of the squares of all gradients
-    /// before clipping, a scalar in device memory, for [`Engine::grad_norm`].
-    pub(super) fn optimizer_step(&mut self, config: &StepConfig) -> Result<PooledTensor> {
-        let squares = self.sum_of_squares()?;
-        let mut scale = self.device_model.scalar();
+    /// Clips the gradients and updates the parameters. The sum of the squares of all gradients before
+    /// clipping stays in device memory, for [`Engine::grad_norm`].
+    pub(super) fn optimizer_step(&mut self, config: &StepConfig) -> Result<()> {
+        let factors = config.optimizer.factor_words().len();
+        let scalars = self.optimizer_scalars.take().filter(|old| old.factors.len() == factors);
+        let device = self.device_model.device.clone();
+        let mut scalars = scalars.unwrap_or_else(|| OptimizerScalars::new(&*device, factors));
+        if !self.update_by_graph(config, &mut scalars) {
+            self.queue_update(config, &mut scalars, UpdateArgs::Host)?;
+        }
+        self.optimizer_scalars = Some(scalars);
+        Ok(())
+    }
+
+    /// Queues gradient norm, clip coefficient and update.
+    pub(super) fn queue_update(
+        &mut self,
+        config: &StepConfig,
+        scalars: &mut OptimizerScalars,
+        args: UpdateArgs,
+    ) -> Result<()> {
+        self.sum_of_squares(&mut scalars.squares)?;
+        let OptimizerScalars { squares, clip_coefficient, factors } = scalars;
         let (copies, device) = (self.copies() as f64, &self.device_model.device);
-        device.clip_coefficient(squares.view(), copies, config.grad_clip, scale.view_mut());
+        let clip = clip_coefficient.view_mut();
+        device.clip_coefficient(squares.view(), copies, config.grad_clip, clip);
+        let factors = (args == UpdateArgs::InDeviceMemory).then(|| factors.view());
         let mut blocks = self.state.local_blocks().peekable();
         while let Some(block) = blocks.next() {
             self.state.load_optimizer_block(block)?;
@@ -25,19 +82,26 @@ impl Engine {
             if let Some(next) = blocks.peek() {
                 self.state.prefetch_optimizer_block(*next)?;
             }
-            self.update_block(config.optimizer, block, scale.view());
+            self.update_block(config.optimizer, block, clip_coefficient.view(), factors);
             self.state.store_optimizer_block(block)?;
         }
-        Ok(squares)
+        Ok(())
     }
 
-    fn update_block(&mut self, optimizer: OptimizerStep, block: usize, grad_scale: View<'_>) {
+    fn update_block(
+        &mut self,
+        optimizer: OptimizerStep,
+        block: usize,
+        grad_scale: View<'_>,
+        factors: Option<View<'_>>,
+    ) {
         let device = &*self.device_model.device;
         let OptimizerBlock { shard, params, grads, moment1, moment2, weights } =
             self.state.optimizer_block(block);
         let spec = &self.device_model.model.blocks[block];
         let decayed = merged_ranges(spec, &shard, ParamSpec::has_weight_decay);
         let state = OptimizerState {
+            factors,
             grad: grads,
             grad_scale,
             moment1,
@@ -49,8 +113,11 @@ impl Engine {
         optimizer.apply(device, state);
     }
 
-    /// The norm of all gradients of the model, given the sum of their squares over all ranks.
-    pub(super) fn grad_norm(&self, squares: &PooledTensor) -> Result<f64> {
+    /// The norm of all gradients of the model in the last step.
+    pub(super) fn grad_norm(&self) -> Result<f64> {
+        let Some(OptimizerScalars { squares, .. }) = &self.optimizer_scalars else {
+            return Ok(0.0);
+        };
         Ok((self.device_model.read_scalar(squares)? / self.copies() as f64).sqrt())
     }
 
@@ -62,14 +129,14 @@ impl Engine {
     }
 
     /// Whether ranks have different gradients.
-    fn is_distributed(&self) -> bool {
+    pub(super) fn is_distributed(&self) -> bool {
         self.groups.mesh.data_ranks() / self.state.shard_count < self.groups.mesh.ranks()
     }
 
     /// The sum of the squares of all gradients of the model, [`Engine::copies`] times.
-    fn sum_of_squares(&self) -> Result<PooledTensor> {
+    fn sum_of_squares(&self, squares: &mut Tensor) -> Result<()> {
         let Self { device_model, state, groups, stage, .. } = self;
-        let mut squares = device_model.scalar();
+        device_model.device.zero(squares.view_mut());
         for block in
             state.local_blocks().filter(|block| stage.owns(device_model.model.users[*block]))
         {
@@ -83,10 +150,12 @@ impl Engine {
                 device_model.device.sum_of_squares(grads.slice(range), squares.view_mut());
             }
         }
-        let Some(world) = groups.world.as_ref().filter(|_| self.is_distributed()) else {
-            return Ok(squares);
-        };
-        Ok(all_reduce(&device_model.pass_ctx(1, 1), &**world, squares)?)
+        if let Some(world) = groups.world.as_ref().filter(|_| self.is_distributed()) {
+            let ctx = device_model.pass_ctx(1, 1);
+            let own = std::mem::replace(squares, Tensor::zeros(0, SCALAR_DTYPE));
+            *squares = all_reduce_tensor(&ctx, &**world, own)?;
+        }
+        Ok(())
     }
 }
 
@@ -121,6 +190,14 @@ fn range_in_shard(parameter: &ParamSpec, shard: &Range<usize>) -> Range<usize> {
 }
 
 impl OptimizerStep {
+    /// What differs between steps, as kernels of a graph read it.
+    fn factor_words(&self) -> Vec<u32> {
+        match self {
+            Self::AdamW(adamw) => adamw.factor_words().to_vec(),
+            Self::Sgd(sgd) => sgd.factor_words().to_vec(),
+        }
+    }
+
     fn apply(self, device: &dyn Device, state: OptimizerState<'_>) {
         match self {
             Self::AdamW(adamw) => device.adamw(&adamw, state),

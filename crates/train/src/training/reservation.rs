@@ -13,10 +13,10 @@ use crate::model::Model;
 const TENSORS_PER_BLOCK: usize = 8;
 
 /// Tensors that the forward pass of a micro-batch through a layer saves, at most.
-const TENSORS_PER_LAYER: usize = 24;
+const TENSORS_PER_LAYER: usize = 16;
 
 /// Tensors besides: gradients of a layer, logits, tokens, positions, scalars.
-const OTHER_TENSORS: usize = 256;
+const OTHER_TENSORS: usize = 64;
 
 /// Reserves the predicted memory. Returns a note if there is none, which is an error if `is_required`.
 pub(super) fn reserve(

@@ -150,7 +150,8 @@ fn state<'a>(
     decayed: &'a [Range<usize>],
 ) -> OptimizerState<'a> {
     let (grad, grad_scale) = (grad.view(), grad_scale.view());
-    OptimizerState { grad, grad_scale, moment1, moment2, param, weight: None, decayed }
+    let factors = None;
+    OptimizerState { factors, grad, grad_scale, moment1, moment2, param, weight: None, decayed }
 }
 
 #[test]
@@ -171,7 +172,16 @@ fn weight_decay_applies_to_decayed_ranges_only() {
         let (moment1, moment2, param, weight) = (m, v, p, None);
         cpu.adamw(
             &adamw,
-            OptimizerState { grad, grad_scale, moment1, moment2, param, weight, decayed },
+            OptimizerState {
+                factors: None,
+                grad,
+                grad_scale,
+                moment1,
+                moment2,
+                param,
+                weight,
+                decayed,
+            },
         );
         assert_eq!(to_host(&cpu, &all).remove(0), expected, "{}", cpu.describe());
     }

@@ -8,6 +8,9 @@ use crate::tensor::{View, ViewMut};
 /// What an optimizer step reads and updates: flat buffers of equal length.
 #[derive(Debug)]
 pub struct OptimizerState<'a> {
+    /// `factor_words` of the optimizer in device memory, of [`super::TOKEN_DTYPE`]: in a capture, launches of
+    /// the graph read what differs between steps there. `None` outside of captures.
+    pub factors: Option<View<'a>>,
     /// Gradients.
     pub grad: View<'a>,
     /// Scalar by which gradients are multiplied first, for clipping.

@@ -5,6 +5,7 @@ use regatta_comm::DType;
 use super::super::array::Array;
 use super::super::launch::{Args, Launch};
 use super::Run;
+use crate::Ptr;
 
 pub(super) fn kernel(operation: &str) -> Option<Run> {
     Some(match operation {
@@ -73,6 +74,15 @@ fn tensors<const N: usize>(
     (all, weight, all.into_iter().chain(weight).collect())
 }
 
+/// Factors in device memory, or the arguments if their address is null.
+fn factors<const N: usize>(launch: &Launch<'_>, args: &mut Args<'_>) -> [f32; N] {
+    let (in_memory, values) = (args.ptr(), [(); N].map(|()| args.f32()));
+    match in_memory {
+        Ptr::NULL => values,
+        start => std::array::from_fn(|at| launch.values::<f32>(start, N).get(at)),
+    }
+}
+
 fn adamw(launch: &Launch<'_>) {
     let elements = Elements::new(launch);
     let mut args = launch.args();
@@ -82,7 +92,7 @@ fn adamw(launch: &Launch<'_>) {
     all.push(grad);
     let (beta1, one_minus_beta1) = (args.f32(), args.f32());
     let (beta2, one_minus_beta2, eps) = (args.f32(), args.f32(), args.f32());
-    let (step_size, v_correction, decay) = (args.f32(), args.f32(), args.f32());
+    let [step_size, v_correction, decay] = factors(launch, &mut args);
     elements.for_each(launch, &all, |at, has_decay| {
         let scaled = grad.get(at) * grad_scale;
         let m = moment1.get(at).mul_add(beta1, scaled * one_minus_beta1);
@@ -102,7 +112,8 @@ fn sgd(launch: &Launch<'_>) {
     let grad_scale = launch.values::<f64>(args.ptr(), 1).get(0) as f32;
     let ([moment, param], weight, mut all) = tensors(launch, &mut args, elements.end);
     all.push(grad);
-    let (lr, momentum, weight_decay) = (args.f32(), args.f32(), args.f32());
+    let (momentum, weight_decay) = (args.f32(), args.f32());
+    let [lr] = factors(launch, &mut args);
     elements.for_each(launch, &all, |at, has_decay| {
         let decay = if has_decay { param.get(at) * weight_decay } else { 0.0 };
         let m = moment.get(at).mul_add(momentum, grad.get(at).mul_add(grad_scale, decay));
