@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::shape::{BlockLayout, ModelShape, Module};
+use crate::shape::{BlockLayout, ModelShape, Module, VOCAB_ALIGNMENT};
 
 /// Every chunk reads the output matrix and adds to its gradients: with chunks of 4 Mi logits, a step of
 /// GPT-2 124M took twice as long on 16 cores.
@@ -45,6 +45,12 @@ impl LogitChunks {
         if self.tiles == 0 { Self { max_logits, ..self } } else { self }
     }
 
+    /// With padded rows of logits, which tiles do not have.
+    pub fn with_padding(self) -> Self {
+        let columns = self.columns.next_multiple_of(VOCAB_ALIGNMENT);
+        if self.tiles == 0 { Self { columns, ..self } } else { self }
+    }
+
     /// Rows per chunk of `rows` rows.
     pub fn rows(&self, rows: usize) -> usize {
         let max = (self.max_logits / self.columns.max(1)).max(1);
@@ -83,6 +89,10 @@ mod tests {
         let chunks = LogitChunks { columns: 10, tiles: 0, max_logits: 45 };
         assert_eq!(chunks.ranges(9).collect::<Vec<_>>(), [0..3, 3..6, 6..9]);
         assert_eq!((chunks.len(9), chunks.ranges(0).count()), (30, 0));
+        let padded = LogitChunks { columns: 50_257, tiles: 0, max_logits: 1 }.with_padding();
+        assert_eq!((padded.columns, padded.with_padding()), (50_304, padded));
+        let tiled = LogitChunks { tiles: 2, ..chunks };
+        assert_eq!(tiled.with_padding(), tiled);
         let wide = LogitChunks { columns: 100, ..chunks };
         assert_eq!(wide.ranges(2).collect::<Vec<_>>(), [0..1, 1..2]);
     }

@@ -166,6 +166,9 @@ impl ModelShape {
         let (table, rows) = ([self.vocab_size, self.hidden_size], [self.vocab_size]);
         let mut block = ParamBlock::new("embed", shard);
         block.add_weight(Module::TokenEmbedding, &table, Init::Normal, Sharding::Rows(&rows));
+        if self.tie_embeddings {
+            block.pad_rows(VOCAB_ALIGNMENT);
+        }
         if self.family == Family::Gpt2 {
             let positions = [self.seq_len, self.hidden_size];
             let (init, sharding) = (Init::Normal, Sharding::Replicated);
@@ -196,6 +199,7 @@ impl ModelShape {
         if !self.tie_embeddings {
             let (matrix, rows) = ([self.vocab_size, self.hidden_size], [self.vocab_size]);
             block.add_weight(Module::LmHead, &matrix, Init::Normal, Sharding::Rows(&rows));
+            block.pad_rows(VOCAB_ALIGNMENT);
         }
         block
     }
@@ -262,6 +266,9 @@ pub struct ParamSpec {
     pub slices: Vec<ShardSlice>,
     /// Offset of its first element in the block.
     pub offset: usize,
+    /// Elements behind it that stay zero: rows that make the outputs of an output matrix a multiple of
+    /// [`VOCAB_ALIGNMENT`].
+    pub padding: usize,
     /// Initialisation.
     pub init: Init,
     /// Key of its random stream.
@@ -306,6 +313,12 @@ pub struct ParamBlock {
 /// Parameters are aligned to this many elements: a cache line of the smallest data type.
 const ALIGNMENT: usize = 32;
 
+/// Output matrices that are not tiled are padded to this many rows, so that the GEMMs of a GPU have rows of
+/// logits of whole cache lines, and dimensions that suit tensor cores. The rows are in the block, because a
+/// padded copy would have to be written in every pass. They are zero, and so are their gradients, because the
+/// gradient of their logits is.
+pub const VOCAB_ALIGNMENT: usize = 64;
+
 impl ParamBlock {
     fn new(name: &str, shard: Shard) -> Self {
         Self { name: name.to_owned(), parameters: Vec::new(), shard, min_len: 0 }
@@ -327,13 +340,24 @@ impl ParamBlock {
         let mut shape = vec![slices.iter().map(|slice| slice.rows.len()).sum()];
         shape.extend(columns.map(|_| slices[0].columns.len()));
         let (full_shape, rng_key) = (full_shape.to_vec(), [0; 2]);
-        let spec = ParamSpec { name, role, shape, full_shape, slices, offset, init, rng_key };
+        let padding = 0;
+        let spec =
+            ParamSpec { name, role, shape, full_shape, slices, offset, padding, init, rng_key };
         self.parameters.push(spec);
+    }
+
+    /// Pads the rows of the last parameter to a multiple of `alignment` rows.
+    fn pad_rows(&mut self, alignment: usize) {
+        if let Some(ParamSpec { shape, padding, .. }) = self.parameters.last_mut()
+            && let [rows, columns] = shape[..]
+        {
+            *padding = (rows.next_multiple_of(alignment) - rows) * columns;
+        }
     }
 
     /// Elements of the block's buffer, alignment padding included; padding stays zero.
     pub fn padded_len(&self) -> usize {
-        let end = self.parameters.last().map_or(0, |last| last.range().end);
+        let end = self.parameters.last().map_or(0, |last| last.range().end + last.padding);
         end.max(self.min_len).next_multiple_of(ALIGNMENT)
     }
 
@@ -345,5 +369,38 @@ impl ParamBlock {
     /// Whether it has no parameters.
     pub fn is_empty(&self) -> bool {
         self.parameters.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+
+    #[test]
+    fn output_matrices_are_padded_and_other_tables_are_not() {
+        let shape = |family| ModelShape { vocab_size: 130, ..testing::shape(family) };
+        let padding = |family, shard, block: fn(&[ParamBlock]) -> &ParamBlock, module| {
+            let blocks = shape(family).sharded_blocks(shard);
+            block(&blocks).param(module, ParamKind::Weight).map(|weight| weight.padding)
+        };
+        let whole = Shard::UNSHARDED;
+        let half = Shard { rank: 0, ranks: 2 };
+        let first: fn(&[ParamBlock]) -> &ParamBlock = |blocks| &blocks[0];
+        let last: fn(&[ParamBlock]) -> &ParamBlock = |blocks| &blocks[blocks.len() - 1];
+        // 192 rows, or 128 for 65 of a shard.
+        let tied = |shard| padding(Family::Gpt2, shard, first, Module::TokenEmbedding);
+        assert_eq!([tied(whole), tied(half)], [Some(62 * 8), Some(63 * 8)]);
+        assert_eq!(padding(Family::Llama, whole, last, Module::LmHead), Some(62 * 8));
+        assert_eq!(padding(Family::Llama, whole, first, Module::TokenEmbedding), Some(0));
+    }
+
+    #[test]
+    fn padding_precedes_the_next_parameter_and_is_no_parameter() {
+        let shape = ModelShape { vocab_size: 65, ..testing::shape(Family::Gpt2) };
+        let embedding = &shape.blocks()[0];
+        assert_eq!(embedding.parameters[1].offset, 128 * 8);
+        assert_eq!(embedding.len(), (65 + 8) * 8);
+        assert_eq!(embedding.padded_len(), (128 + 8) * 8);
     }
 }

@@ -12,6 +12,7 @@ use regatta_comm::{Comm, in_process};
 use regatta_device::DeviceError;
 use regatta_device::ops::{Device, Fp8, GPU_MAX_LOGITS};
 use regatta_device::precision::Precision;
+use regatta_device_conformance::host_copy::copy_to_f64;
 use regatta_kernels_cpu::Cpu;
 use regatta_kernels_cuda::fake::{self, FakeDevice};
 use regatta_predict::axis::Axis;
@@ -156,17 +157,39 @@ fn a_bf16_gradient_of_the_residual_stream_saves_its_copy() {
     assert_eq!(bytes(Precision::F32) - bytes(Precision::Bf16), (4 + 2 - 2) * elements);
 }
 
-/// Dimensions that are multiples of 16, as fp8 GEMMs need.
-fn fp8_shape(family: Family) -> ModelShape {
-    let shape = aligned_shape(family);
-    ModelShape { vocab_size: shape.vocab_size.next_multiple_of(16), ..shape }
+/// The rows of zeros behind an output matrix, which its GEMMs include.
+#[test]
+fn padding_of_the_vocabulary_stays_zero() {
+    for (family, fp8) in
+        [(Family::Gpt2, Fp8::Off), (Family::Llama, Fp8::Off), (Family::Gpt2, Fp8::All)]
+    {
+        let device = fake::device(Precision::Bf16).with_fp8(fp8).unwrap();
+        let device_model = DeviceModel::new(Model::new(aligned_shape(family)), Box::new(device));
+        let mut engine = Engine::single_rank(device_model, SEED);
+        RUN.run(&mut engine, &in_process::world(1)[0], 0, 1);
+        let Engine { device_model, state, .. } = &mut engine;
+        let mut padding = 0;
+        for (index, block) in device_model.model.blocks.iter().enumerate() {
+            for parameter in block.parameters.iter().filter(|parameter| parameter.padding > 0) {
+                let behind = parameter.range().end..parameter.range().end + parameter.padding;
+                padding += behind.len();
+                let elements = copy_to_f64(&*device_model.device, state.grads.full(index).view());
+                assert!(elements[behind.clone()].iter().all(|x| *x == 0.0), "gradients");
+                let params = state.param_shard_mut(index);
+                let elements = copy_to_f64(&*device_model.device, params.view());
+                assert!(elements[behind].iter().all(|x| *x == 0.0), "parameters");
+            }
+        }
+        // 13 tokens.
+        assert_eq!(padding, (64 - 13) * 128);
+    }
 }
 
 /// Two steps: AdamW enlarges differences of gradients.
 #[test]
 fn fp8_gemms_train_as_the_cpu() {
     let run = ShortRun { steps: 2, ..RUN };
-    for shape in [Family::Gpt2, Family::Llama].map(fp8_shape) {
+    for shape in [Family::Gpt2, Family::Llama].map(aligned_shape) {
         let expected = train(&shape, cpu(), run);
         for fp8 in [Fp8::Layers, Fp8::All] {
             let (device, probe) = FakeDevice::new(Precision::Bf16).open_with_probe().unwrap();
@@ -196,7 +219,7 @@ fn memory_is_that_of_the_cost_model() {
     ];
     for (residual, gradient, fp8) in cases {
         // Large activations, so that partial sums and scalars do not matter.
-        let shape = ModelShape { num_layers: 6, ..fp8_shape(Family::Gpt2) };
+        let shape = ModelShape { num_layers: 6, ..aligned_shape(Family::Gpt2) };
         let device = fake::device(Precision::Bf16).with_residual(residual);
         let device = device.with_residual_gradient(gradient).with_fp8(fp8).unwrap();
         let model = DeviceModel::new(Model::new(shape.clone()), Box::new(device));

@@ -51,7 +51,7 @@ fn gpt2(num_layers: usize, num_heads: usize, hidden_size: usize) -> ModelShape {
         num_heads,
         num_kv_heads: num_heads,
         intermediate_size: 4 * hidden_size,
-        // A multiple of 64, for tensor cores.
+        // A multiple of 64, because PyTorch does not pad it for tensor cores.
         vocab_size: 50_304,
         tie_embeddings: true,
         bias: true,

@@ -11,6 +11,7 @@
 //! | `--cache-dir DIR` | keeps what torch.compile compiled and autotuned, for the next call |
 //! | `--compile-limit SECONDS` | limit of PyTorch's first steps, which compile (480) |
 //! | `--no-peer` | without PyTorch |
+//! | `--vocab-size N` | another vocabulary, of all models |
 //! | `--bf16-residual` | `train.residual=bf16` |
 //! | `--f32-residual-gradient` | `train.residual_gradient=f32` |
 //! | `--fp8 layers`, `--fp8 all` | `train.fp8` |

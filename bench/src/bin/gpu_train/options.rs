@@ -70,7 +70,7 @@ pub fn parse(mut args: impl Iterator<Item = String>) -> Result<Options> {
         json: false,
         largest: None,
     };
-    let mut with_peer = true;
+    let (mut with_peer, mut vocab_size) = (true, None);
     while let Some(arg) = args.next() {
         let mut value = || args.next().with_context(|| format!("{arg} needs a value"));
         match arg.as_str() {
@@ -91,6 +91,7 @@ pub fn parse(mut args: impl Iterator<Item = String>) -> Result<Options> {
                     other => bail!("--fp8 {other}: layers or all"),
                 }
             }
+            "--vocab-size" => vocab_size = Some(value()?.parse()?),
             "--json" => options.json = true,
             "--largest" => options.largest = Some(value()?.parse()?),
             name => options.cases.push(Case::parse(name)?),
@@ -99,6 +100,9 @@ pub fn parse(mut args: impl Iterator<Item = String>) -> Result<Options> {
     options.peer = with_peer.then_some(peer);
     if options.cases.is_empty() && options.largest.is_none() {
         options.cases = vec![Case::parse("124m:32")?, Case::parse("355m:16")?];
+    }
+    if let Some(vocab_size) = vocab_size {
+        options.cases.iter_mut().for_each(|case| case.shape.vocab_size = vocab_size);
     }
     Ok(options)
 }

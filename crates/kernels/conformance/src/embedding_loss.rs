@@ -1,5 +1,7 @@
 //! Token and position embeddings, and cross-entropy.
 
+use std::ops::Range;
+
 use regatta_device::ops::Device;
 use regatta_device::random;
 use regatta_device::tensor::Tensor;
@@ -113,6 +115,32 @@ fn assert_same_loss(loss: f64, other: f64, what: &str) {
     assert!((loss - other).abs() <= 1e-6 * loss.abs(), "{what}: {loss} {other}");
 }
 
+/// Rows of logits with padding, which is NaN: no operation may read it.
+struct PaddedLogits {
+    elements: Guarded,
+    columns: usize,
+    padding: usize,
+}
+
+impl PaddedLogits {
+    fn new(device: &dyn Device, values: &[f64], columns: usize, padding: usize) -> Self {
+        let padded = |row: &[f64]| [row, &vec![f64::NAN; padding]].concat();
+        let values: Vec<f64> = values.chunks_exact(columns).flat_map(padded).collect();
+        Self { elements: logits(device, &values), columns, padding }
+    }
+
+    /// The gradient that replaced the logits.
+    fn read_gradient(&self, device: &dyn Device) -> Vec<f64> {
+        let elements = self.elements.read(device);
+        let (logits, padding): (Vec<&[f64]>, Vec<&[f64]>) = elements
+            .chunks_exact(self.columns + self.padding)
+            .map(|row| row.split_at(self.columns))
+            .unzip();
+        assert!(padding.concat().iter().all(|x| *x == 0.0), "the gradient of padding is not 0");
+        logits.concat()
+    }
+}
+
 /// Cross-entropy; the output is the loss.
 #[derive(Debug, Clone, Copy)]
 pub struct CrossEntropy {
@@ -120,6 +148,8 @@ pub struct CrossEntropy {
     pub rows: usize,
     /// Vocabulary.
     pub vocab: usize,
+    /// Padding of a row of logits.
+    pub padding: usize,
     /// Seed of the targets.
     pub seed: u64,
 }
@@ -127,6 +157,10 @@ pub struct CrossEntropy {
 impl CrossEntropy {
     fn targets(&self, device: &dyn Device) -> Tensor {
         tokens(device, &random_tokens(self.rows, self.vocab, self.seed))
+    }
+
+    fn logits(&self, device: &dyn Device, values: &[f64]) -> PaddedLogits {
+        PaddedLogits::new(device, values, self.vocab, self.padding)
     }
 }
 
@@ -136,20 +170,20 @@ impl Operation for CrossEntropy {
     }
 
     fn forward(&self, device: &dyn Device, inputs: &[Vec<f64>]) -> Vec<f64> {
-        let (targets, mut logits) = (self.targets(device), logits(device, &inputs[0]));
-        let mut loss = scalar(device, INITIAL_LOSS);
-        device.cross_entropy(targets.view(), logits.view_mut(), None, loss.view_mut());
+        let (targets, mut logits) = (self.targets(device), self.logits(device, &inputs[0]));
+        let (mut loss, elements) = (scalar(device, INITIAL_LOSS), logits.elements.view_mut());
+        device.cross_entropy(targets.view(), self.vocab, elements, None, loss.view_mut());
         vec![added_loss(device, &loss)]
     }
 
     fn backward(&self, device: &dyn Device, inputs: &[Vec<f64>], dy: &[f64]) -> Vec<Vec<f64>> {
-        let (targets, mut logits) = (self.targets(device), logits(device, &inputs[0]));
-        let mut loss = scalar(device, INITIAL_LOSS);
-        device.cross_entropy(targets.view(), logits.view_mut(), Some(dy[0]), loss.view_mut());
+        let (targets, mut logits) = (self.targets(device), self.logits(device, &inputs[0]));
+        let (mut loss, elements) = (scalar(device, INITIAL_LOSS), logits.elements.view_mut());
+        device.cross_entropy(targets.view(), self.vocab, elements, Some(dy[0]), loss.view_mut());
         let without_gradient = self.forward(device, inputs)[0];
         let what = "the loss depends on the scale";
         assert_same_loss(added_loss(device, &loss), without_gradient, what);
-        vec![logits.read(device)]
+        vec![logits.read_gradient(device)]
     }
 }
 
@@ -163,6 +197,11 @@ pub struct VocabParallelCrossEntropy {
 }
 
 impl VocabParallelCrossEntropy {
+    /// The tokens of a rank.
+    fn vocab(&self, rank: usize) -> Range<usize> {
+        [0..self.split, self.split..self.full.vocab][rank].clone()
+    }
+
     /// Loss, and gradient of each rank's logits.
     fn loss_and_gradients(
         &self,
@@ -172,18 +211,23 @@ impl VocabParallelCrossEntropy {
     ) -> (f64, Vec<Vec<f64>>) {
         let (rows, targets) = (self.full.rows, self.full.targets(device));
         let mut partials = master_output(device, 2 * 3 * rows);
-        let mut shards: Vec<_> = inputs.iter().map(|shard| logits(device, shard)).collect();
+        let padding = self.full.padding;
+        let shard = |(rank, values): (usize, &Vec<f64>)| {
+            PaddedLogits::new(device, values, self.vocab(rank).len(), padding)
+        };
+        let mut shards: Vec<_> = inputs.iter().enumerate().map(shard).collect();
         for (rank, logits) in shards.iter().enumerate() {
-            let (first, mut partials) = (rank * self.split, partials.view_mut());
+            let (vocab, mut partials) = (self.vocab(rank), partials.view_mut());
             let local = partials.slice(3 * rows * rank..3 * rows * (rank + 1));
-            device.cross_entropy_partials(targets.view(), first, logits.view(), local);
+            device.cross_entropy_partials(targets.view(), vocab, logits.elements.view(), local);
         }
         let (merged, loss) = merge(device, &partials, rows);
         for (rank, logits) in shards.iter_mut().enumerate() {
-            let (targets, first, to) = (targets.view(), rank * self.split, logits.view_mut());
-            device.cross_entropy_backward(targets, first, merged.view(), to, grad_scale);
+            let (targets, to) = (targets.view(), logits.elements.view_mut());
+            let vocab = self.vocab(rank);
+            device.cross_entropy_backward(targets, vocab, merged.view(), to, grad_scale);
         }
-        (loss, shards.iter().map(|logits| logits.read(device)).collect())
+        (loss, shards.iter().map(|logits| logits.read_gradient(device)).collect())
     }
 }
 

@@ -179,18 +179,15 @@ pub fn check_fused(device: &dyn Device, dimensions: &Dimensions, seed: u64, tole
     };
     check_gelu(device, &values, columns, &is_converted, tolerance);
     check_norm(device, &values, columns, &is_converted, tolerance);
-    let mut fp8 = Fp8::new(device, rows, columns);
-    let targets: Vec<u32> = (0..rows as u32).map(|row| row * 31 % columns as u32).collect();
-    let targets = tokens(device, &targets);
-    let [mut fused, mut plain] = [(); 2].map(|()| logits(device, &values(9)));
-    let [mut fused_loss, mut plain_loss] = [(); 2].map(|()| scalar(device, 0.0));
-    let (grads, to) = (fused.view_mut(), fp8.rows_mut());
-    device.cross_entropy_fp8(targets.view(), grads, 0.5, fused_loss.view_mut(), to);
-    device.cross_entropy(targets.view(), plain.view_mut(), Some(0.5), plain_loss.view_mut());
-    is_converted(&fused, &fp8, "dlogits");
-    assert_close(&fused.read(device), &plain.read(device), tolerance, "dlogits");
-    let losses = [fused_loss, plain_loss].map(|loss| read_scalar(device, &loss));
-    assert_close(&losses[..1], &losses[1..], 1e-5, "loss");
+    for padding in [0, 13] {
+        check_cross_entropy(
+            device,
+            &values,
+            [columns - padding, padding],
+            &is_converted,
+            tolerance,
+        );
+    }
 }
 
 type IsConverted<'a> = &'a dyn Fn(&Guarded, &Fp8, &str);
@@ -222,6 +219,29 @@ fn check_gelu(
         let [found, expected] = [&dbias, &plain_dbias].map(|grad| accumulated(device, grad));
         assert_close(&found, &expected, 1e-4, "gelu_backward: bias gradient");
     }
+}
+
+fn check_cross_entropy(
+    device: &dyn Device,
+    values: &dyn Fn(u64) -> Vec<f64>,
+    [vocab, padding]: [usize; 2],
+    is_converted: IsConverted<'_>,
+    tolerance: f64,
+) {
+    let (columns, mut values) = (vocab + padding, values(9));
+    let rows = values.len() / columns;
+    values.chunks_exact_mut(columns).for_each(|row| row[vocab..].fill(f64::NAN));
+    let targets: Vec<u32> = (0..rows as u32).map(|row| row * 31 % vocab as u32).collect();
+    let (targets, mut fp8) = (tokens(device, &targets), Fp8::new(device, rows, columns));
+    let [mut fused, mut plain] = [(); 2].map(|()| logits(device, &values));
+    let [mut fused_loss, mut plain_loss] = [(); 2].map(|()| scalar(device, 0.0));
+    let (targets, grads, to) = (targets.view(), fused.view_mut(), fp8.rows_mut());
+    device.cross_entropy_fp8(targets, vocab, grads, 0.5, fused_loss.view_mut(), to);
+    device.cross_entropy(targets, vocab, plain.view_mut(), Some(0.5), plain_loss.view_mut());
+    is_converted(&fused, &fp8, "dlogits");
+    assert_close(&fused.read(device), &plain.read(device), tolerance, "dlogits");
+    let losses = [fused_loss, plain_loss].map(|loss| read_scalar(device, &loss));
+    assert_close(&losses[..1], &losses[1..], 1e-5, "loss");
 }
 
 fn check_norm(

@@ -101,16 +101,22 @@ fn position_embedding(max: usize) -> impl Strategy<Value = PositionEmbedding> {
     })
 }
 
+/// Padding of rows of logits.
+fn padding() -> impl Strategy<Value = usize> {
+    prop_oneof![Just(0), 1..20usize]
+}
+
 /// Cross-entropy of all columns.
 pub fn cross_entropy(max: usize) -> impl Strategy<Value = CrossEntropy> {
-    let fields = (1..max, 1..max, any::<u64>());
-    fields.prop_map(|(rows, vocab, seed)| CrossEntropy { rows, vocab, seed })
+    let fields = (1..max, 1..max, padding(), any::<u64>());
+    fields.prop_map(|(rows, vocab, padding, seed)| CrossEntropy { rows, vocab, padding, seed })
 }
 
 /// Cross-entropy of two ranks.
 pub fn vocab_parallel(max: usize) -> impl Strategy<Value = VocabParallelCrossEntropy> {
-    (1..max, 1..max, 1..max, any::<u64>()).prop_map(|(rows, split, rest, seed)| {
-        let full = CrossEntropy { rows, vocab: split + rest, seed };
+    let fields = (1..max, 1..max, 1..max, padding(), any::<u64>());
+    fields.prop_map(|(rows, split, rest, padding, seed)| {
+        let full = CrossEntropy { rows, vocab: split + rest, padding, seed };
         VocabParallelCrossEntropy { full, split }
     })
 }

@@ -20,6 +20,7 @@ impl LossOps for Cpu {
     fn cross_entropy(
         &self,
         targets: View<'_>,
+        vocab: usize,
         logits: ViewMut<'_>,
         grad_scale: Option<f64>,
         loss: ViewMut<'_>,
@@ -29,19 +30,19 @@ impl LossOps for Cpu {
         if targets.is_empty() {
             return;
         }
-        let vocab = row_count(logits.len(), targets.len());
+        let row_len = row_len(logits.len(), targets.len(), vocab);
         let (logits, scale) = (DisjointMut::new(logits), grad_scale.map(|scale| scale as f32));
         loss.as_slice::<f64>()[0] += self.sum_rows(targets.len(), vocab, |range| {
             // SAFETY: ranges are disjoint.
-            let logits = unsafe { logits.slice(range.start * vocab..range.end * vocab) };
-            cross_entropy_kernel(self.isa, &targets[range], logits, scale)
+            let logits = unsafe { logits.slice(range.start * row_len..range.end * row_len) };
+            cross_entropy_kernel(self.isa, &targets[range], vocab, logits, scale)
         });
     }
 
     fn cross_entropy_partials(
         &self,
         targets: View<'_>,
-        first: usize,
+        vocab: Range<usize>,
         logits: View<'_>,
         partials: ViewMut<'_>,
     ) {
@@ -51,14 +52,14 @@ impl LossOps for Cpu {
         if targets.is_empty() {
             return;
         }
-        let columns = row_count(logits.len(), targets.len());
+        let row_len = row_len(logits.len(), targets.len(), vocab.len());
         let (logits, partials) = (Slice::from(logits), DisjointMut::new(partials));
-        let min_rows = MIN_LOGITS_PER_THREAD.div_ceil(columns);
+        let min_rows = MIN_LOGITS_PER_THREAD.div_ceil(row_len);
         self.pool.run_ranges(targets.len(), min_rows, 1, |range| {
-            let logits = logits.slice(range.start * columns..range.end * columns);
+            let logits = logits.slice(range.start * row_len..range.end * row_len);
             // SAFETY: ranges are disjoint.
             let partials = unsafe { partials.slice_f32(3 * range.start..3 * range.end) };
-            partials_kernel(self.isa, &targets[range], first, logits, partials);
+            partials_kernel(self.isa, &targets[range], &vocab, logits, partials);
         });
     }
 
@@ -94,7 +95,7 @@ impl LossOps for Cpu {
     fn cross_entropy_backward(
         &self,
         targets: View<'_>,
-        first: usize,
+        vocab: Range<usize>,
         merged: View<'_>,
         logits: ViewMut<'_>,
         grad_scale: f64,
@@ -105,14 +106,14 @@ impl LossOps for Cpu {
         if targets.is_empty() {
             return;
         }
-        let columns = row_count(logits.len(), targets.len());
+        let row_len = row_len(logits.len(), targets.len(), vocab.len());
         let (merged, logits) = (merged.as_slice::<f32>(), DisjointMut::new(logits));
-        let min_rows = MIN_LOGITS_PER_THREAD.div_ceil(columns);
+        let min_rows = MIN_LOGITS_PER_THREAD.div_ceil(row_len);
         self.pool.run_ranges(targets.len(), min_rows, 1, |range| {
             // SAFETY: ranges are disjoint.
-            let logits = unsafe { logits.slice(range.start * columns..range.end * columns) };
+            let logits = unsafe { logits.slice(range.start * row_len..range.end * row_len) };
             let merged = &merged[3 * range.start..3 * range.end];
-            backward_kernel(self.isa, &targets[range], first, merged, logits, grad_scale as f32);
+            backward_kernel(self.isa, &targets[range], &vocab, merged, logits, grad_scale as f32);
         });
     }
 }
@@ -134,45 +135,59 @@ impl Cpu {
 
 kernel! {
     /// Sum of the losses. With a scale, `logits` become their gradient.
-    fn cross_entropy_kernel<V>(targets: &[i32], logits: SliceMut<'_>, scale: Option<f32>) -> f64 {
-        let Some(vocab) = logits.len().checked_div(targets.len()) else { return 0.0 };
+    fn cross_entropy_kernel<V>(
+        targets: &[i32], vocab: usize, logits: SliceMut<'_>, scale: Option<f32>,
+    ) -> f64 {
+        let Some(row_len) = logits.len().checked_div(targets.len()) else { return 0.0 };
         let mut loss = 0.0;
         for (row, target) in targets.iter().enumerate() {
-            let logits = logits.slice(row * vocab..(row + 1) * vocab);
+            let first = row * row_len;
+            let row_logits = logits.slice(first..first + vocab);
             let target = Some(*target as usize);
-            let [max, sum_exp, target_logit] = row_partial::<V>(logits.as_slice(), target);
+            let [max, sum_exp, target_logit] = row_partial::<V>(row_logits.as_slice(), target);
             loss += f64::from(max - target_logit) + f64::from(sum_exp).ln();
             if let Some(scale) = scale {
-                row_gradient::<V>(logits, target, [max, sum_exp], scale);
+                row_gradient::<V>(row_logits, target, [max, sum_exp], scale);
+                logits.slice(first + vocab..first + row_len).fill(0.0);
             }
         }
         loss
     }
 
-    fn partials_kernel<V>(targets: &[i32], first: usize, logits: Slice<'_>, partials: &mut [f32]) {
-        let Some(columns) = logits.len().checked_div(targets.len()) else { return };
+    fn partials_kernel<V>(
+        targets: &[i32], vocab: &Range<usize>, logits: Slice<'_>, partials: &mut [f32],
+    ) {
+        let Some(row_len) = logits.len().checked_div(targets.len()) else { return };
         for (row, (target, partial)) in targets.iter().zip(partials.chunks_exact_mut(3)).enumerate() {
-            let logits = logits.slice(row * columns..(row + 1) * columns);
-            partial.copy_from_slice(&row_partial::<V>(logits, local_column(*target, first, columns)));
+            let logits = logits.slice(row * row_len..row * row_len + vocab.len());
+            partial.copy_from_slice(&row_partial::<V>(logits, local_column(*target, vocab)));
         }
     }
 
     fn backward_kernel<V>(
-        targets: &[i32], first: usize, merged: &[f32], logits: SliceMut<'_>, scale: f32,
+        targets: &[i32], vocab: &Range<usize>, merged: &[f32], logits: SliceMut<'_>, scale: f32,
     ) {
-        let Some(columns) = logits.len().checked_div(targets.len()) else { return };
+        let Some(row_len) = logits.len().checked_div(targets.len()) else { return };
         for (row, target) in targets.iter().enumerate() {
-            let logits = logits.slice(row * columns..(row + 1) * columns);
-            let target = local_column(*target, first, columns);
-            row_gradient::<V>(logits, target, [merged[3 * row], merged[3 * row + 1]], scale);
+            let (first, target) = (row * row_len, local_column(*target, vocab));
+            let row_logits = logits.slice(first..first + vocab.len());
+            row_gradient::<V>(row_logits, target, [merged[3 * row], merged[3 * row + 1]], scale);
+            logits.slice(first + vocab.len()..first + row_len).fill(0.0);
         }
     }
 }
 
+/// Elements of a row of logits, `vocab` and padding.
+fn row_len(elements: usize, rows: usize, vocab: usize) -> usize {
+    let row_len = row_count(elements, rows);
+    assert!(vocab <= row_len, "rows of {row_len} elements have no logits of {vocab} tokens");
+    row_len
+}
+
 /// The target's column, if it is one of the local ones.
 #[inline(always)]
-fn local_column(target: i32, first: usize, columns: usize) -> Option<usize> {
-    (target as usize).checked_sub(first).filter(|column| *column < columns)
+fn local_column(target: i32, vocab: &Range<usize>) -> Option<usize> {
+    (target as usize).checked_sub(vocab.start).filter(|column| *column < vocab.len())
 }
 
 /// Maximum logit, sum of `exp(logit - max)`, and the target's logit.

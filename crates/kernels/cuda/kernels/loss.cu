@@ -1,6 +1,25 @@
-// Cross-entropy, also vocabulary-parallel. One block per row of logits, of any length and alignment.
+// Cross-entropy, also vocabulary-parallel. One block per row of logits, of any length and alignment. The first
+// `columns` of the `row_len` elements of a row are logits; the others are padding, whose gradient is 0.
 
 #define MAX_THREADS 1024
+
+extern __shared__ uint4 shared_row[];
+
+// Copies 16 bytes. Only the thread that copies may read them, after finish_copies.
+DEVICE void copy_to_shared(uint4* to, const void* from) {
+#if ON_HIP
+    *to = *(const uint4*)from;
+#else
+    u32 address = (u32)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+#endif
+}
+
+DEVICE void finish_copies() {
+#if !ON_HIP
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
 
 // A row as the 16-byte aligned vectors that contain it. Vectors at its ends may also have elements of other
 // rows.
@@ -33,6 +52,14 @@ template <class T> struct Row {
         }
     }
 
+    // Copies a vector to shared memory. Only the thread that copies may read it, after finish_copies.
+    __device__ void copy_vector(u32 vector) const {
+        if (is_full(vector)) return copy_to_shared(shared_row + vector, aligned + vector * N);
+        float x[N];
+        load_vector(vector, x);
+        for (u32 i = 0; i < N; i++) from_float(x[i], (T*)(shared_row + vector) + i);
+    }
+
     __device__ void store_vector(u32 vector, const float (&from)[N]) const {
         if (is_full(vector)) {
             store(aligned + vector * N, from);
@@ -60,6 +87,11 @@ template <class T> struct Row {
         return target >= 0 && column < end - start ? start + (u32)column : 0xffffffff;
     }
 };
+
+// Writes the gradient of the padding of the block's row.
+template <class T> DEVICE void zero_padding(T* row, u32 columns, u32 row_len) {
+    for (u32 i = columns + threadIdx.x; i < row_len; i += blockDim.x) from_float(0.0f, row + i);
+}
 
 // Maximum, and sum of exp(x - maximum).
 template <class T> struct Softmax {
@@ -93,39 +125,15 @@ DEVICE double loss_of(double max, double sum_exp, double target_logit) {
 
 // ---- With the row in shared memory: logits are read once ----
 
-extern __shared__ uint4 shared_row[];
-
-// Copies 16 bytes. Only the thread that copies may read them, after finish_copies.
-DEVICE void copy_to_shared(uint4* to, const void* from) {
-#if ON_HIP
-    *to = *(const uint4*)from;
-#else
-    u32 address = (u32)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-#endif
-}
-
-DEVICE void finish_copies() {
-#if !ON_HIP
-    asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-
 template <class T>
-DEVICE void cross_entropy(const i32* targets, T* logits, u32 columns, float grad_scale, double* losses) {
+DEVICE void cross_entropy(const i32* targets, T* logits, u32 columns, u32 row_len, float grad_scale,
+                          double* losses) {
     constexpr u32 N = Row<T>::N;
     __shared__ float shared[MAX_THREADS / WARP];
-    const Row<T> row(logits + (u64)blockIdx.x * columns, columns);
+    T* first = logits + (u64)blockIdx.x * row_len;
+    const Row<T> row(first, columns);
     const u32 vectors = row.vectors(), target = row.target_element(targets[blockIdx.x], 0);
-    for (u32 i = threadIdx.x; i < vectors; i += blockDim.x) {
-        if (row.is_full(i)) {
-            copy_to_shared(shared_row + i, row.aligned + i * N);
-        } else {
-            float x[N];
-            row.load_vector(i, x);
-            for (u32 j = 0; j < N; j++) from_float(x[j], (T*)(shared_row + i) + j);
-        }
-    }
+    for (u32 i = threadIdx.x; i < vectors; i += blockDim.x) row.copy_vector(i);
     // Other threads overwrite the logits later.
     double target_logit = 0;
     if (threadIdx.x == 0 && target != 0xffffffff) target_logit = to_float(row.aligned[target]);
@@ -148,18 +156,20 @@ DEVICE void cross_entropy(const i32* targets, T* logits, u32 columns, float grad
         row.to_gradient(i, x, max, sum_exp, grad_scale, target);
         row.store_vector(i, x);
     }
+    zero_padding(first, columns, row_len);
     if (threadIdx.x == 0) losses[blockIdx.x] = loss_of(max, sum_exp, target_logit);
 }
 
-// As cross_entropy; the gradient is also written in fp8. Rows are vectors without gaps.
+// As cross_entropy; the gradient is also written in fp8. Rows are aligned vectors. Padding is -inf in shared
+// memory, so that its gradient is 0 without special cases.
 template <class T>
-DEVICE void cross_entropy_fp8(const i32* targets, T* logits, u32 columns, float grad_scale, double* losses,
-                              u8* fp8_values, float* fp8_scales) {
+DEVICE void cross_entropy_fp8(const i32* targets, T* logits, u32 columns, u32 row_len, float grad_scale,
+                              double* losses, u8* fp8_values, float* fp8_scales) {
     constexpr u32 N = Row<T>::N;
     __shared__ float shared[MAX_THREADS / WARP];
-    const Row<T> row(logits + (u64)blockIdx.x * columns, columns);
-    const u32 vectors = columns / N, target = row.target_element(targets[blockIdx.x], 0);
-    for (u32 i = threadIdx.x; i < vectors; i += blockDim.x) copy_to_shared(shared_row + i, row.aligned + i * N);
+    const Row<T> row(logits + (u64)blockIdx.x * row_len, columns);
+    const u32 vectors = row_len / N, target = row.target_element(targets[blockIdx.x], 0);
+    for (u32 i = threadIdx.x; i < vectors; i += blockDim.x) row.copy_vector(i);
     finish_copies();
     // Largest logit of the other tokens, which has the largest probability of them.
     float other = NEG_INFINITY, sum_exp = 0, x[N];
@@ -188,10 +198,10 @@ DEVICE void cross_entropy_fp8(const i32* targets, T* logits, u32 columns, float 
     for (u32 i = threadIdx.x; i < vectors; i += blockDim.x) {
         load((const T*)(shared_row + i), x);
         row.to_gradient(i, x, max, sum_exp, grad_scale, target);
-        row.store_vector(i, x);
+        store(row.aligned + i * N, x);
 #pragma unroll
         for (u32 j = 0; j < N; j++) x[j] = rounded<T>(x[j]) * inverse;
-        u8* to = fp8_values + (u64)blockIdx.x * columns + i * N;
+        u8* to = fp8_values + (u64)blockIdx.x * row_len + i * N;
 #pragma unroll
         for (u32 j = 0; j < N; j += 4) *(u32*)(to + j) = e4m3_quad(x[j], x[j + 1], x[j + 2], x[j + 3]);
     }
@@ -205,11 +215,11 @@ DEVICE void cross_entropy_fp8(const i32* targets, T* logits, u32 columns, float 
 
 // Writes maximum, sum of exponentials and the target's logit of each row.
 template <class T>
-DEVICE void cross_entropy_partials(const i32* targets, u64 first, const T* logits, u32 columns,
+DEVICE void cross_entropy_partials(const i32* targets, u64 first, const T* logits, u32 columns, u32 row_len,
                                    float* partials) {
     constexpr u32 N = Row<const T>::N;
     __shared__ float shared[MAX_THREADS / WARP];
-    const Row<const T> row(logits + (u64)blockIdx.x * columns, columns);
+    const Row<const T> row(logits + (u64)blockIdx.x * row_len, columns);
     const u32 vectors = row.vectors(), target = row.target_element(targets[blockIdx.x], first);
     Softmax<T> softmax;
     // Two vectors at a time, so that more loads are in flight.
@@ -232,8 +242,9 @@ DEVICE void cross_entropy_partials(const i32* targets, u64 first, const T* logit
 
 template <class T>
 DEVICE void cross_entropy_backward(const i32* targets, u64 first, const float* merged, T* logits, u32 columns,
-                                   float grad_scale) {
-    const Row<T> row(logits + (u64)blockIdx.x * columns, columns);
+                                   u32 row_len, float grad_scale) {
+    T* start = logits + (u64)blockIdx.x * row_len;
+    const Row<T> row(start, columns);
     const u32 vectors = row.vectors(), target = row.target_element(targets[blockIdx.x], first);
     const float max = merged[3 * (u64)blockIdx.x], sum_exp = merged[3 * (u64)blockIdx.x + 1];
     for (u32 i = threadIdx.x; i < vectors; i += blockDim.x) {
@@ -242,6 +253,7 @@ DEVICE void cross_entropy_backward(const i32* targets, u64 first, const float* m
         row.to_gradient(i, x, max, sum_exp, grad_scale, target);
         row.store_vector(i, x);
     }
+    zero_padding(start, columns, row_len);
 }
 
 // Merges `sets` sets of partials, each of all rows. `merged` and `losses` may be null.
@@ -267,24 +279,25 @@ KERNEL __launch_bounds__(256)
 
 #define CROSS_ENTROPY(T)                                                                               \
     KERNEL __launch_bounds__(MAX_THREADS)                                                              \
-        cross_entropy_##T(const i32* targets, T* logits, u32 columns, float grad_scale,                \
+        cross_entropy_##T(const i32* targets, T* logits, u32 columns, u32 row_len, float grad_scale,   \
                           double* losses) {                                                            \
-        cross_entropy(targets, logits, columns, grad_scale, losses);                                   \
+        cross_entropy(targets, logits, columns, row_len, grad_scale, losses);                          \
     }                                                                                                  \
     KERNEL __launch_bounds__(MAX_THREADS)                                                              \
-        cross_entropy_fp8_##T(const i32* targets, T* logits, u32 columns, float grad_scale,            \
-                              double* losses, u8* fp8_values, float* fp8_scales) {                     \
-        cross_entropy_fp8(targets, logits, columns, grad_scale, losses, fp8_values, fp8_scales);       \
+        cross_entropy_fp8_##T(const i32* targets, T* logits, u32 columns, u32 row_len,                 \
+                              float grad_scale, double* losses, u8* fp8_values, float* fp8_scales) {   \
+        cross_entropy_fp8(targets, logits, columns, row_len, grad_scale, losses, fp8_values,           \
+                          fp8_scales);                                                                 \
     }                                                                                                  \
     KERNEL __launch_bounds__(MAX_THREADS)                                                              \
         cross_entropy_partials_##T(const i32* targets, u64 first, const T* logits, u32 columns,        \
-                                   float* partials) {                                                  \
-        cross_entropy_partials(targets, first, logits, columns, partials);                             \
+                                   u32 row_len, float* partials) {                                     \
+        cross_entropy_partials(targets, first, logits, columns, row_len, partials);                    \
     }                                                                                                  \
     KERNEL __launch_bounds__(MAX_THREADS)                                                              \
         cross_entropy_backward_##T(const i32* targets, u64 first, const float* merged, T* logits,      \
-                                   u32 columns, float grad_scale) {                                    \
-        cross_entropy_backward(targets, first, merged, logits, columns, grad_scale);                   \
+                                   u32 columns, u32 row_len, float grad_scale) {                       \
+        cross_entropy_backward(targets, first, merged, logits, columns, row_len, grad_scale);          \
     }
 
 CROSS_ENTROPY(f32)

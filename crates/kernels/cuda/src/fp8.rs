@@ -164,6 +164,7 @@ impl Fp8Ops for CudaDevice {
     fn cross_entropy_fp8(
         &self,
         targets: View<'_>,
+        vocab: usize,
         mut logits: ViewMut<'_>,
         grad_scale: f64,
         loss: ViewMut<'_>,
@@ -171,8 +172,8 @@ impl Fp8Ops for CudaDevice {
     ) {
         check_rows(&dlogits_fp8, logits.len());
         let fp8 = [Ptr::of_mut(&dlogits_fp8.values), Ptr::of_mut(&dlogits_fp8.scales)];
-        if !self.cross_entropy_fused(targets, &logits, grad_scale, &loss, Some(fp8)) {
-            self.cross_entropy_whole(targets, logits.reborrow(), Some(grad_scale), loss);
+        if !self.cross_entropy_fused(targets, vocab, &logits, grad_scale, &loss, Some(fp8)) {
+            self.cross_entropy_whole(targets, vocab, logits.reborrow(), Some(grad_scale), loss);
             self.quantize_rows(logits.view(), dlogits_fp8, None);
         }
     }

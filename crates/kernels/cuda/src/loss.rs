@@ -1,5 +1,7 @@
 //! Cross-entropy, also vocabulary-parallel.
 
+use std::ops::Range;
+
 use regatta_comm::DType;
 use regatta_device::LossOps;
 use regatta_device::ops::TOKEN_DTYPE;
@@ -29,29 +31,30 @@ impl LossOps for CudaDevice {
     fn cross_entropy(
         &self,
         targets: View<'_>,
+        vocab: usize,
         logits: ViewMut<'_>,
         grad_scale: Option<f64>,
         loss: ViewMut<'_>,
     ) {
         let is_fused = grad_scale.is_some_and(|grad_scale| {
-            self.cross_entropy_fused(targets, &logits, grad_scale, &loss, None)
+            self.cross_entropy_fused(targets, vocab, &logits, grad_scale, &loss, None)
         });
         if !is_fused {
-            self.cross_entropy_whole(targets, logits, grad_scale, loss);
+            self.cross_entropy_whole(targets, vocab, logits, grad_scale, loss);
         }
     }
 
     fn cross_entropy_partials(
         &self,
         targets: View<'_>,
-        first: usize,
+        vocab: Range<usize>,
         logits: View<'_>,
         partials: ViewMut<'_>,
     ) {
         assert_targets(targets);
         assert_partials(partials.view(), targets.len());
         if !targets.is_empty() {
-            self.launch_partials(targets, first, logits, Ptr::of_mut(&partials));
+            self.launch_partials(targets, vocab, logits, Ptr::of_mut(&partials));
         }
     }
 
@@ -81,7 +84,7 @@ impl LossOps for CudaDevice {
     fn cross_entropy_backward(
         &self,
         targets: View<'_>,
-        first: usize,
+        vocab: Range<usize>,
         merged: View<'_>,
         logits: ViewMut<'_>,
         grad_scale: f64,
@@ -89,7 +92,7 @@ impl LossOps for CudaDevice {
         assert_targets(targets);
         assert_partials(merged, targets.len());
         if !targets.is_empty() {
-            self.launch_backward(targets, first, Ptr::of(merged), logits, grad_scale);
+            self.launch_backward(targets, vocab, Ptr::of(merged), logits, grad_scale);
         }
     }
 }
@@ -100,6 +103,7 @@ impl CudaDevice {
     pub(crate) fn cross_entropy_fused(
         &self,
         targets: View<'_>,
+        vocab: usize,
         logits: &ViewMut<'_>,
         grad_scale: f64,
         loss: &ViewMut<'_>,
@@ -110,22 +114,23 @@ impl CudaDevice {
             return true;
         }
         let rows = targets.len();
-        let columns = row_count(logits.len(), rows);
-        let shared_bytes = row_bytes(columns, logits.dtype());
+        let row_len = row_len(logits.len(), rows, vocab);
+        let shared_bytes = row_bytes(row_len, logits.dtype());
         let max_shared_bytes = self.max_shared_bytes() as usize;
-        let is_aligned = fp8.is_none() || is_vectorised(&[columns], &[Ptr::of_mut(logits)]);
+        let is_aligned = fp8.is_none() || is_vectorised(&[row_len], &[Ptr::of_mut(logits)]);
         if shared_bytes + RESERVED_SHARED_BYTES > max_shared_bytes || !is_aligned {
             return false;
         }
         let losses = self.scratch(rows * size_of::<f64>());
         let two_fit = 2 * (shared_bytes + RESERVED_SHARED_BYTES) <= max_shared_bytes;
         let max_threads = if two_fit { MAX_THREADS / 2 } else { MAX_THREADS };
-        let threads = row_threads(columns, logits.dtype(), max_threads);
+        let threads = row_threads(row_len, logits.dtype(), max_threads);
         let function = if fp8.is_some() { "cross_entropy_fp8" } else { "cross_entropy" };
         let mut args = vec![
             Arg::from(Ptr::of(targets)),
             Ptr::of_mut(logits).into(),
-            to_u32(columns).into(),
+            to_u32(vocab).into(),
+            to_u32(row_len).into(),
             (grad_scale as f32).into(),
             losses.into(),
         ];
@@ -143,6 +148,7 @@ impl CudaDevice {
     pub(crate) fn cross_entropy_whole(
         &self,
         targets: View<'_>,
+        vocab: usize,
         logits: ViewMut<'_>,
         grad_scale: Option<f64>,
         loss: ViewMut<'_>,
@@ -154,25 +160,32 @@ impl CudaDevice {
         let rows = targets.len();
         let losses = self.scratch(rows * (size_of::<f64>() + PARTIALS_PER_ROW * size_of::<f32>()));
         let partials = losses.offset_bytes(rows * size_of::<f64>());
-        self.launch_partials(targets, 0, logits.view(), partials);
+        self.launch_partials(targets, 0..vocab, logits.view(), partials);
         self.launch_merge(partials, rows, 1, Ptr::NULL, losses);
         if let Some(grad_scale) = grad_scale {
-            self.launch_backward(targets, 0, partials, logits, grad_scale);
+            self.launch_backward(targets, 0..vocab, partials, logits, grad_scale);
         }
         self.add_scalars(losses, rows, &loss);
     }
 
-    fn launch_partials(&self, targets: View<'_>, first: usize, logits: View<'_>, partials: Ptr) {
-        let columns = row_count(logits.len(), targets.len());
-        let threads = row_threads(columns, logits.dtype(), MAX_THREADS / 2);
+    fn launch_partials(
+        &self,
+        targets: View<'_>,
+        vocab: Range<usize>,
+        logits: View<'_>,
+        partials: Ptr,
+    ) {
+        let row_len = row_len(logits.len(), targets.len(), vocab.len());
+        let threads = row_threads(row_len, logits.dtype(), MAX_THREADS / 2);
         self.launch(
             &Kernel::new(&SOURCE, kernel_name("cross_entropy_partials", [logits.dtype()])),
             Grid::new(to_u32(targets.len()), threads),
             &[
                 Ptr::of(targets).into(),
-                (first as u64).into(),
+                (vocab.start as u64).into(),
                 Ptr::of(logits).into(),
-                to_u32(columns).into(),
+                to_u32(vocab.len()).into(),
+                to_u32(row_len).into(),
                 partials.into(),
             ],
         );
@@ -195,26 +208,34 @@ impl CudaDevice {
     fn launch_backward(
         &self,
         targets: View<'_>,
-        first: usize,
+        vocab: Range<usize>,
         merged: Ptr,
         logits: ViewMut<'_>,
         grad_scale: f64,
     ) {
-        let columns = row_count(logits.len(), targets.len());
-        let threads = row_threads(columns, logits.dtype(), MAX_THREADS / 2);
+        let row_len = row_len(logits.len(), targets.len(), vocab.len());
+        let threads = row_threads(row_len, logits.dtype(), MAX_THREADS / 2);
         self.launch(
             &Kernel::new(&SOURCE, kernel_name("cross_entropy_backward", [logits.dtype()])),
             Grid::new(to_u32(targets.len()), threads),
             &[
                 Ptr::of(targets).into(),
-                (first as u64).into(),
+                (vocab.start as u64).into(),
                 merged.into(),
                 Ptr::of_mut(&logits).into(),
-                to_u32(columns).into(),
+                to_u32(vocab.len()).into(),
+                to_u32(row_len).into(),
                 (grad_scale as f32).into(),
             ],
         );
     }
+}
+
+/// Elements of a row of logits, `vocab` and padding.
+fn row_len(elements: usize, rows: usize, vocab: usize) -> usize {
+    let row_len = row_count(elements, rows);
+    assert!(vocab <= row_len, "rows of {row_len} elements have no logits of {vocab} tokens");
+    row_len
 }
 
 /// Bytes of the aligned vectors that contain a row, wherever it starts.

@@ -244,6 +244,11 @@ impl DeviceMemory for CudaDevice {
         Some(GPU_MAX_LOGITS)
     }
 
+    /// cuBLASLt needs dimensions and leading dimensions of 16-byte multiples for its fastest kernels.
+    fn pads_logits(&self) -> bool {
+        true
+    }
+
     fn norms_sum_columns(&self) -> bool {
         true
     }

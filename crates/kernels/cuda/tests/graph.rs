@@ -215,7 +215,7 @@ fn graphs_keep_their_workspace() {
     // More temporary results than the first workspace of 32 MiB has room for.
     let (rows, mut loss) = (2 << 20, device.zeros(1, DType::F64));
     let (targets, mut logits) = (device.zeros(rows, DType::I32), device.zeros_master(rows));
-    device.cross_entropy(targets.view(), logits.view_mut(), None, loss.view_mut());
+    device.cross_entropy(targets.view(), 1, logits.view_mut(), None, loss.view_mut());
     launch(&device, &graph);
     let allocations = probe.allocations();
     drop(graph);

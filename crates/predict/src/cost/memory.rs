@@ -263,8 +263,9 @@ impl RankModel<'_> {
         if !self.options.fp8_head || !self.has_head() || self.plan.mesh.tp > 1 {
             return 0;
         }
-        let weight = self.shape.vocab_size * self.shape.hidden_size;
-        (2 * weight + self.logit_chunks().len(self.rows())) as u64
+        let logits = self.logit_chunks();
+        let weight = logits.columns * self.shape.hidden_size;
+        (2 * weight + logits.len(self.rows())) as u64
     }
 
     /// The normalised input of the head, whose gradient is in memory at the same time, if no layer's recomputed
@@ -307,10 +308,11 @@ impl RankModel<'_> {
     }
 
     fn logit_chunks(&self) -> LogitChunks {
-        match self.options.max_logits {
-            Some(max_logits) => self.blocks.logits.with_max_logits(max_logits),
-            None => self.blocks.logits,
-        }
+        let logits = match self.options.pads_logits {
+            true => self.blocks.logits.with_padding(),
+            false => self.blocks.logits,
+        };
+        self.options.max_logits.map_or(logits, |max_logits| logits.with_max_logits(max_logits))
     }
 
     fn logits(&self) -> u64 {

@@ -41,6 +41,8 @@ pub struct CostOptions {
     pub logit_bytes: u64,
     /// Elements of logits in memory at once; `None` for the default.
     pub max_logits: Option<usize>,
+    /// Whether rows of logits are padded.
+    pub pads_logits: bool,
     /// Whether layers recompute their activations in the backward pass.
     pub recompute: bool,
     /// Whether layers have GEMMs on fp8 operands.
@@ -67,6 +69,7 @@ impl CostOptions {
             activation_bytes,
             logit_bytes: master_bytes,
             max_logits: None,
+            pads_logits: false,
             recompute,
             fp8_layers: false,
             fp8_head: false,
@@ -82,6 +85,7 @@ impl CostOptions {
             weight_bytes: gemm_bytes,
             logit_bytes: gemm_bytes,
             max_logits,
+            pads_logits: true,
             has_own_memory: true,
             ..Self::new(gemm_bytes, recompute)
         }

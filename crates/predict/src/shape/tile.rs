@@ -39,7 +39,7 @@ impl ParamSpec {
             }
             before += local.len();
         }
-        Self { shape, slices, offset: 0, ..self.clone() }
+        Self { shape, slices, offset: 0, padding: 0, ..self.clone() }
     }
 }
 

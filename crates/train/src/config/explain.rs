@@ -110,7 +110,8 @@ mod tests {
 
     #[test]
     fn pinned_memory_of_a_gpu_is_host_memory() {
-        let words = "num_layers=4 num_heads=4 hidden_size=64 seq_len=64 batch=16 train.device=gpu";
+        let words = "num_layers=4 num_heads=4 hidden_size=64 seq_len=64 vocab_size=64 batch=16 \
+                     train.device=gpu";
         let rows = |more: &str| {
             let all = explained(&format!("{words} {more}"), 1, None);
             let class = &all.rank_classes[0];

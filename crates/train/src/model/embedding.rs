@@ -71,7 +71,7 @@ impl Embedding {
         let mut x = ctx.residual(tokens.len() * self.hidden_size);
         for tile in self.table.tiles() {
             self.table.unshard(params, tile)?;
-            let (first, table) = (self.table.first_token(tile), self.table.tile(params, tile));
+            let (first, table) = (self.table.tokens(tile).start, self.table.tile(params, tile));
             if tile == 0 {
                 ctx.device.embedding(tokens, first, table, x.view_mut());
             } else {
@@ -101,7 +101,7 @@ impl Embedding {
         ctx.apply_dropout(DropoutSite::EMBEDDING, self.hidden_size, dx.view_mut());
         let dx = ctx.tensor.all_gather_rows(ctx, dx)?;
         for tile in self.table.tiles() {
-            let (first, grads) = (self.table.first_token(tile), self.table.grads(params, tile));
+            let (first, grads) = (self.table.tokens(tile).start, self.table.grads(params, tile));
             ctx.device.embedding_backward(tokens, first, dx.view(), grads);
             self.table.reduce_grads(params, tile)?;
         }

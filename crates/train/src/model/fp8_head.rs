@@ -12,6 +12,8 @@ pub(super) struct Fp8Head {
     columns: Fp8Tensor,
     /// Of all rows of the micro-batch.
     shape: LinearShape,
+    /// Outputs that are not padding.
+    vocab: usize,
 }
 
 impl Fp8Head {
@@ -21,15 +23,16 @@ impl Fp8Head {
         if ctx.device.fp8() != Fp8::All || !is_whole {
             return None;
         }
-        let shape = table.gemm_shape(0, ctx.rows());
+        let shape = table.gemm_shape(ctx.device, 0, ctx.rows());
         if !ctx.device.supports_fp8(shape) {
             return None;
         }
-        let weight = table.tile(params, 0);
+        let weight = table.gemm_weight(params, 0, shape);
         Some(Self {
             weight: Fp8Tensor::of_rows(ctx, weight, shape.inputs),
             columns: Fp8Tensor::of_columns(ctx, weight, shape.inputs),
             shape,
+            vocab: table.tokens(0).len(),
         })
     }
 
@@ -52,7 +55,8 @@ impl Fp8Head {
         device.linear_fp8(shape, x.rows(), weight, None, logits.reborrow());
         let mut dlogits = Fp8Tensor::new(ctx, rows, outputs);
         let ScaledLoss { sum, grad_scale } = loss;
-        device.cross_entropy_fp8(targets, logits, grad_scale, sum, dlogits.rows_mut());
+        let dlogits_rows = dlogits.rows_mut();
+        device.cross_entropy_fp8(targets, self.vocab, logits, grad_scale, sum, dlogits_rows);
         let transposed = LinearShape { rows, inputs: outputs, outputs: inputs };
         device.linear_fp8(transposed, dlogits.rows(), self.columns.rows(), None, dx);
         buffer.view().slice(0..rows * outputs)

@@ -183,9 +183,9 @@ impl LmHead {
                 let chunk = LogitChunk { normed, rows: rows.clone(), tile };
                 let mut logits = self.chunk_logits(ctx, params, chunk.clone(), &mut buffer);
                 let row_stats = stats.view().slice(stats_range(0, &rows));
-                let (targets, first) = (targets.slice(rows), self.table.first_token(tile));
+                let (targets, tokens) = (targets.slice(rows), self.table.tokens(tile));
                 let (device, dlogits) = (ctx.device, logits.reborrow());
-                device.cross_entropy_backward(targets, first, row_stats, dlogits, grad_scale);
+                device.cross_entropy_backward(targets, tokens, row_stats, dlogits, grad_scale);
                 self.backward_chunk(ctx, params, chunk, logits.view(), dnormed);
             }
             self.table.reshard(params, tile);
@@ -205,10 +205,11 @@ impl LmHead {
         dnormed: &mut Tensor,
     ) {
         let LogitChunk { rows, tile, .. } = chunk.clone();
-        let (size, elements) = (self.table.gemm_shape(tile, rows.len()), self.elements(rows));
+        let size = self.table.gemm_shape(ctx.device, tile, rows.len());
         let (mut dnormed, add) = (dnormed.view_mut(), tile > 0);
-        let dx = dnormed.slice(elements);
-        ctx.device.linear_backward_input(size, dlogits, self.table.tile(params, tile), dx, add);
+        let dx = dnormed.slice(self.elements(rows));
+        let weight = self.table.gemm_weight(params, tile, size);
+        ctx.device.linear_backward_input(size, dlogits, weight, dx, add);
         self.backward_weight(ctx, params, chunk, dlogits);
     }
 
@@ -221,8 +222,9 @@ impl LmHead {
         dlogits: View<'_>,
     ) {
         let LogitChunk { normed, rows, tile } = chunk;
-        let (size, elements) = (self.table.gemm_shape(tile, rows.len()), self.elements(rows));
-        let (x, grads) = (normed.view().slice(elements), self.table.grads(params, tile));
+        let size = self.table.gemm_shape(ctx.device, tile, rows.len());
+        let x = normed.view().slice(self.elements(rows));
+        let grads = self.table.gemm_weight_grads(params, tile, size);
         ctx.device.linear_backward_weight(size, x, dlogits, grads, None);
     }
 
@@ -248,10 +250,10 @@ impl LmHead {
             for rows in self.logit_chunks.ranges(all_rows) {
                 let chunk = LogitChunk { normed, rows: rows.clone(), tile };
                 let logits = self.chunk_logits(ctx, params, chunk, &mut buffer);
-                let (mut partials, first) = (partials.view_mut(), self.table.first_token(tile));
+                let (mut partials, tokens) = (partials.view_mut(), self.table.tokens(tile));
                 let partials = partials.slice(stats_range(tile * all_rows, &rows));
                 let targets = targets.slice(rows);
-                ctx.device.cross_entropy_partials(targets, first, logits.view(), partials);
+                ctx.device.cross_entropy_partials(targets, tokens, logits.view(), partials);
             }
             self.table.reshard(params, tile);
         }
@@ -290,17 +292,16 @@ impl LmHead {
         grad_scale: Option<f64>,
         loss: ViewMut<'_>,
     ) -> Result<()> {
-        let device = ctx.device;
+        let (device, vocab) = (ctx.device, self.table.tokens(0));
         if ctx.tensor.shard.ranks == 1 {
-            device.cross_entropy(targets, logits.reborrow(), grad_scale, loss);
+            device.cross_entropy(targets, vocab.len(), logits.reborrow(), grad_scale, loss);
             return Ok(());
         }
         let mut local = ctx.full_precision(PARTIALS_PER_ROW * targets.len());
-        let first = self.table.first_token(0);
-        device.cross_entropy_partials(targets, first, logits.view(), local.view_mut());
+        device.cross_entropy_partials(targets, vocab.clone(), logits.view(), local.view_mut());
         let per_row = self.merge_vocab_shards(ctx, local, loss)?;
         if let Some(scale) = grad_scale {
-            device.cross_entropy_backward(targets, first, per_row.view(), logits.reborrow(), scale);
+            device.cross_entropy_backward(targets, vocab, per_row.view(), logits.reborrow(), scale);
         }
         Ok(())
     }
@@ -316,13 +317,23 @@ impl LmHead {
         let Normed { normed, .. } = self.final_norm(ctx, params, x)?;
         let vocab_size = self.table.local_rows();
         let mut logits = ctx.full_precision(rows.len() * vocab_size);
-        let mut buffer = ctx.logits(rows.len() * self.table.max_tile_rows());
+        let mut buffer = ctx.logits(rows.len() * self.logit_chunks.columns);
         for tile in self.table.tiles() {
             self.table.unshard(params, tile)?;
             let chunk = LogitChunk { normed: &normed, rows: rows.clone(), tile };
             let tile_logits = self.chunk_logits(ctx, params, chunk, &mut buffer);
-            let columns = self.table.tile_rows(tile);
-            ctx.device.copy_to_columns(tile_logits.view(), logits.view_mut(), vocab_size, columns);
+            let (from, to) = (tile_logits.view(), logits.view_mut());
+            match self.table.is_tiled() {
+                true => {
+                    let columns = self.table.tile_rows(tile);
+                    ctx.device.copy_to_columns(from, to, vocab_size, columns);
+                }
+                // Without the padding.
+                false => {
+                    let size = self.table.gemm_shape(ctx.device, tile, rows.len());
+                    ctx.device.copy_from_columns(from, size.outputs, 0..vocab_size, to);
+                }
+            }
             self.table.reshard(params, tile);
         }
         Ok(logits)
@@ -343,10 +354,11 @@ impl LmHead {
         buffer: &'b mut Tensor,
     ) -> ViewMut<'b> {
         let LogitChunk { normed, rows, tile } = chunk;
-        let size = self.table.gemm_shape(tile, rows.len());
+        let size = self.table.gemm_shape(ctx.device, tile, rows.len());
         let (mut logits, _) = buffer.view_mut().split_at(size.rows * size.outputs);
         let x = normed.view().slice(self.elements(rows));
-        ctx.device.linear(size, x, self.table.tile(params, tile), None, logits.reborrow());
+        let weight = self.table.gemm_weight(params, tile, size);
+        ctx.device.linear(size, x, weight, None, logits.reborrow());
         logits
     }
 

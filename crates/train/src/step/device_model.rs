@@ -54,8 +54,12 @@ impl DeviceModel {
     }
 
     fn on_device(tensor: TensorParallel, mut model: Model, device: Arc<dyn Device>) -> Self {
+        let logits = &mut model.head.logit_chunks;
+        if device.pads_logits() {
+            *logits = logits.with_padding();
+        }
         if let Some(max_logits) = device.max_logits() {
-            model.head.logit_chunks = model.head.logit_chunks.with_max_logits(max_logits);
+            *logits = logits.with_max_logits(max_logits);
         }
         let (pool, positions) = (BufferPool::new(device.clone()), PositionCache::default());
         Self { model, device, tensor, context: ContextParallel::disabled(), pool, positions }

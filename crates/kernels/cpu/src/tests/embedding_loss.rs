@@ -57,7 +57,13 @@ fn cross_entropy_matches_reference() {
                 check_result(&what, &[logits], |device, t| {
                     let (targets, mut loss) = (tokens(device, &targets), scalar(device, 1.5));
                     let logits = t[0].view_mut();
-                    device.cross_entropy(targets.view(), logits, grad_scale, loss.view_mut());
+                    device.cross_entropy(
+                        targets.view(),
+                        vocab,
+                        logits,
+                        grad_scale,
+                        loss.view_mut(),
+                    );
                     read_scalar(device, &loss)
                 });
             }
@@ -81,15 +87,16 @@ fn vocab_parallel_cross_entropy_matches_reference() {
                 let (logits, others) = t.split_at_mut(ranks);
                 let [partials, merged] = others else { unreachable!() };
                 for (rank, logits) in logits.iter().enumerate() {
-                    let (first, mut partials) = (bounds[rank], partials.view_mut());
+                    let (shard, mut partials) =
+                        (bounds[rank]..bounds[rank + 1], partials.view_mut());
                     let local = partials.slice(3 * rows * rank..3 * rows * (rank + 1));
-                    device.cross_entropy_partials(targets.view(), first, logits.view(), local);
+                    device.cross_entropy_partials(targets.view(), shard, logits.view(), local);
                 }
                 let (to, sum) = (merged.view_mut(), Some(loss.view_mut()));
                 device.merge_cross_entropy_partials(partials.view(), to, sum);
                 for (rank, logits) in logits.iter_mut().enumerate() {
-                    let (targets, first, to) = (targets.view(), bounds[rank], logits.view_mut());
-                    device.cross_entropy_backward(targets, first, merged.view(), to, 0.125);
+                    let (shard, to) = (bounds[rank]..bounds[rank + 1], logits.view_mut());
+                    device.cross_entropy_backward(targets.view(), shard, merged.view(), to, 0.125);
                 }
                 read_scalar(device, &loss)
             });
@@ -103,7 +110,7 @@ fn loss_bits(cpu: &Cpu, rows: &[u32], grad_scale: Option<f64>, calls: usize) -> 
     let (targets, mut loss) = (tokens(cpu, rows), scalar(cpu, 0.0));
     for _ in 0..calls {
         let mut logits = tensors(cpu, &[Master(rows.len() * vocab)]).remove(0);
-        cpu.cross_entropy(targets.view(), logits.view_mut(), grad_scale, loss.view_mut());
+        cpu.cross_entropy(targets.view(), vocab, logits.view_mut(), grad_scale, loss.view_mut());
     }
     read_scalar(cpu, &loss).to_bits()
 }

@@ -170,12 +170,13 @@ pub trait Fp8Ops: NormOps + ActivationOps + LossOps {
     fn cross_entropy_fp8(
         &self,
         targets: View<'_>,
+        vocab: usize,
         mut logits: ViewMut<'_>,
         grad_scale: f64,
         loss: ViewMut<'_>,
         dlogits_fp8: Fp8RowsMut<'_>,
     ) {
-        self.cross_entropy(targets, logits.reborrow(), Some(grad_scale), loss);
+        self.cross_entropy(targets, vocab, logits.reborrow(), Some(grad_scale), loss);
         self.quantize_rows(logits.view(), dlogits_fp8, None);
     }
 }

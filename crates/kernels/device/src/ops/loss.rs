@@ -1,5 +1,7 @@
 //! Cross-entropy, also vocabulary-parallel.
 
+use std::ops::Range;
+
 use crate::tensor::{View, ViewMut};
 
 /// Partial cross-entropy of a row over some columns of its logits.
@@ -37,24 +39,26 @@ pub fn merge_partials(
     CrossEntropyPartial { max, sum_exp, target_logit }
 }
 
-/// Cross-entropy. Targets have [`super::TOKEN_DTYPE`].
+/// Cross-entropy. Targets have [`super::TOKEN_DTYPE`]. Rows of logits may be padded to more elements than
+/// there are tokens: padding is not read, and its gradient is 0.
 pub trait LossOps {
-    /// Adds the cross-entropies of the rows of `logits` to the scalar `loss`. With `grad_scale`, `logits`
-    /// are replaced by their gradient times the scale.
+    /// Adds the cross-entropies of the rows of `logits` to the scalar `loss`; the first `vocab` elements of a
+    /// row are logits. With `grad_scale`, `logits` are replaced by their gradient times the scale.
     fn cross_entropy(
         &self,
         targets: View<'_>,
+        vocab: usize,
         logits: ViewMut<'_>,
         grad_scale: Option<f64>,
         loss: ViewMut<'_>,
     );
 
-    /// Partial cross-entropy of each row over the logits of the tokens from `first` on. `partials` receives
-    /// three elements per row, as in [`CrossEntropyPartial`].
+    /// Partial cross-entropy of each row over the logits of `vocab`, some tokens. `partials` receives three
+    /// elements per row, as in [`CrossEntropyPartial`].
     fn cross_entropy_partials(
         &self,
         targets: View<'_>,
-        first: usize,
+        vocab: Range<usize>,
         logits: View<'_>,
         partials: ViewMut<'_>,
     );
@@ -68,12 +72,12 @@ pub trait LossOps {
         loss: Option<ViewMut<'_>>,
     );
 
-    /// Replaces `logits` of the tokens from `first` on by their gradient times `grad_scale`, given the merged
+    /// Replaces `logits` of `vocab`, some tokens, by their gradient times `grad_scale`, given the merged
     /// partials of all columns.
     fn cross_entropy_backward(
         &self,
         targets: View<'_>,
-        first: usize,
+        vocab: Range<usize>,
         merged: View<'_>,
         logits: ViewMut<'_>,
         grad_scale: f64,

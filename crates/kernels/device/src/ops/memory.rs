@@ -126,6 +126,11 @@ pub trait DeviceMemory: Send + Sync {
         None
     }
 
+    /// Whether GEMMs of the output layer are faster if rows of logits are padded to a multiple of 64 elements.
+    fn pads_logits(&self) -> bool {
+        false
+    }
+
     /// Data type that operands of GEMMs must have; `None` if they may have any.
     fn gemm_dtype(&self) -> Option<DType> {
         None

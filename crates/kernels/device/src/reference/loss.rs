@@ -1,5 +1,7 @@
 //! Cross-entropy.
 
+use std::ops::Range;
+
 use super::Reference;
 use crate::ops::{CrossEntropyPartial, LossOps, merge_partials};
 use crate::tensor::{View, ViewMut};
@@ -8,38 +10,40 @@ impl LossOps for Reference {
     fn cross_entropy(
         &self,
         targets: View<'_>,
+        vocab: usize,
         logits: ViewMut<'_>,
         grad_scale: Option<f64>,
         loss: ViewMut<'_>,
     ) {
         let (targets, loss) = (targets.as_slice::<i32>(), &mut loss.as_slice::<f64>()[0]);
         let logits = logits.as_slice::<f64>();
-        let vocab_size = logits.len() / targets.len();
-        for (target, logits) in targets.iter().zip(logits.chunks_exact_mut(vocab_size)) {
-            let target = *target as usize;
+        let row_len = logits.len() / targets.len();
+        for (target, row) in targets.iter().zip(logits.chunks_exact_mut(row_len)) {
+            let (target, (logits, padding)) = (*target as usize, row.split_at_mut(vocab));
             let (max, sum_exp) = max_and_sum_exp(logits);
             *loss += max + sum_exp.ln() - logits[target];
             let Some(scale) = grad_scale else { continue };
             logits.iter_mut().for_each(|x| *x = (*x - max).exp() / sum_exp * scale);
             logits[target] -= scale;
+            padding.fill(0.0);
         }
     }
 
     fn cross_entropy_partials(
         &self,
         targets: View<'_>,
-        first: usize,
+        vocab: Range<usize>,
         logits: View<'_>,
         partials: ViewMut<'_>,
     ) {
         let targets = targets.as_slice::<i32>();
         let (logits, partials) = (logits.as_slice::<f64>(), partials.as_slice::<f64>());
-        let columns = logits.len() / targets.len();
+        let row_len = logits.len() / targets.len();
         assert_eq!(partials.len(), 3 * targets.len());
         for (row, target) in targets.iter().enumerate() {
-            let logits = &logits[row * columns..(row + 1) * columns];
+            let logits = &logits[row * row_len..(row + 1) * row_len][..vocab.len()];
             let (max, sum_exp) = max_and_sum_exp(logits);
-            let target_logit = local_column(*target, first, columns).map_or(0.0, |at| logits[at]);
+            let target_logit = local_column(*target, &vocab).map_or(0.0, |at| logits[at]);
             partials[3 * row..3 * row + 3].copy_from_slice(&[max, sum_exp, target_logit]);
         }
     }
@@ -68,22 +72,24 @@ impl LossOps for Reference {
     fn cross_entropy_backward(
         &self,
         targets: View<'_>,
-        first: usize,
+        vocab: Range<usize>,
         merged: View<'_>,
         logits: ViewMut<'_>,
         grad_scale: f64,
     ) {
         let targets = targets.as_slice::<i32>();
         let (merged, logits) = (merged.as_slice::<f64>(), logits.as_slice::<f64>());
-        let columns = logits.len() / targets.len();
+        let row_len = logits.len() / targets.len();
         assert_eq!(merged.len(), 3 * targets.len());
         for (row, target) in targets.iter().enumerate() {
-            let logits = &mut logits[row * columns..(row + 1) * columns];
+            let padded = &mut logits[row * row_len..(row + 1) * row_len];
+            let (logits, padding) = padded.split_at_mut(vocab.len());
             let (max, sum_exp) = (merged[3 * row], merged[3 * row + 1]);
             logits.iter_mut().for_each(|x| *x = (*x - max).exp() / sum_exp * grad_scale);
-            if let Some(column) = local_column(*target, first, columns) {
+            if let Some(column) = local_column(*target, &vocab) {
                 logits[column] -= grad_scale;
             }
+            padding.fill(0.0);
         }
     }
 }
@@ -94,6 +100,6 @@ fn max_and_sum_exp(logits: &[f64]) -> (f64, f64) {
 }
 
 /// The column of a target, if it is local.
-fn local_column(target: i32, first: usize, columns: usize) -> Option<usize> {
-    (target as usize).checked_sub(first).filter(|column| *column < columns)
+fn local_column(target: i32, vocab: &Range<usize>) -> Option<usize> {
+    vocab.contains(&(target as usize)).then(|| target as usize - vocab.start)
 }

@@ -163,11 +163,12 @@ fn a_tensor_of_a_different_shape_is_refused() {
 /// The memory check counts the copy that a background checkpoint writes.
 #[test]
 fn the_predicted_checkpoint_copy_is_what_ranks_write() {
-    let model = "num_layers=2 num_heads=4 hidden_size=32 seq_len=8 batch=8";
+    let model = "num_layers=8 num_heads=4 hidden_size=32 seq_len=8 batch=8";
     for (args, ranks) in [("", 1), ("", 4), ("tp=2", 4), ("pp=2", 2)] {
         let args: Vec<&str> = model.split(' ').chain(args.split_whitespace()).collect();
         let config = resolve(None, &args).unwrap().config;
-        let (plan, shape) = config.validate_with_vocab(ranks, 13).unwrap();
+        // No padding of the vocabulary, also of its shards.
+        let (plan, shape) = config.validate_with_vocab(ranks, 128).unwrap();
         let mut all = 0;
         for rank in 0..ranks {
             let engine = engine(&shape, plan.mesh, rank);
@@ -175,7 +176,8 @@ fn the_predicted_checkpoint_copy_is_what_ranks_write() {
             let written: usize = shards.iter().map(|s| 4 * s.meta.slice.len(&s.meta.shape)).sum();
             let memory = rank_cost(&shape, &plan, CostOptions::new(4, false), rank).unwrap().memory;
             let predicted = config.memory_need(&plan, &memory).checkpoint as usize;
-            // Parameters replicated over the tensor-parallel group are written by one of its ranks.
+            // Parameters replicated over the tensor-parallel group are written by one of its ranks, a table
+            // that two stages have by one of them.
             let off = written.abs_diff(predicted);
             assert!(off <= predicted / 10, "{args:?}: {written} {predicted}");
             all += written;

@@ -31,8 +31,15 @@ fn softmax(row: &[f32], dtype: DType) -> (f32, f32) {
     (max, sum(row.iter().map(|x| exp(x - base, dtype))))
 }
 
-/// Replaces logits by their gradient.
-fn to_gradient(logits: Array, row: &[f32], softmax: (f32, f32), scale: f32, target: Option<usize>) {
+/// Replaces logits by their gradient, and padding up to `row_len` by 0.
+fn to_gradient(
+    logits: Array,
+    row: &[f32],
+    row_len: usize,
+    softmax: (f32, f32),
+    scale: f32,
+    target: Option<usize>,
+) {
     let (max, sum_exp) = softmax;
     let factor = scale / sum_exp;
     for (column, x) in row.iter().enumerate() {
@@ -40,6 +47,7 @@ fn to_gradient(logits: Array, row: &[f32], softmax: (f32, f32), scale: f32, targ
         let one = if target == Some(column) { scale } else { 0.0 };
         logits.set(column, probability - one);
     }
+    (row.len()..row_len).for_each(|column| logits.set(column, 0.0));
 }
 
 /// One block per row, whose aligned vectors are in shared memory.
@@ -47,26 +55,28 @@ fn cross_entropy(launch: &Launch<'_>, has_fp8: bool) {
     launch.assert_one_dimension();
     let mut args = launch.args();
     let (targets, logits, columns) = (args.ptr(), args.ptr(), args.size32());
-    let (grad_scale, losses) = (args.f32(), args.ptr());
+    let (row_len, grad_scale, losses) = (args.size32(), args.f32(), args.ptr());
     let (rows, dtype) = (launch.blocks[0], launch.dtypes[0]);
     let targets = launch.values::<i32>(targets, rows);
     let losses = launch.values::<f64>(losses, rows);
-    let all = launch.array(logits, dtype, rows * columns);
-    let fp8 = has_fp8.then(|| Fp8Rows::new(launch, [args.ptr(), args.ptr()], rows, columns));
+    let all = launch.array(logits, dtype, rows * row_len);
+    let fp8 = has_fp8.then(|| Fp8Rows::new(launch, [args.ptr(), args.ptr()], rows, row_len));
     for row in 0..rows {
-        let start = logits.0 + (row * columns * dtype.size()) as u64;
-        let row_bytes = start % VECTOR_BYTES + (columns * dtype.size()) as u64;
+        let start = logits.0 + (row * row_len * dtype.size()) as u64;
+        // Rows that are written in fp8 are in shared memory with their padding.
+        let copied = if has_fp8 { row_len } else { columns };
+        let row_bytes = start % VECTOR_BYTES + (copied * dtype.size()) as u64;
         let shared_bytes = row_bytes.next_multiple_of(VECTOR_BYTES) as usize;
         assert!(shared_bytes <= launch.shared_bytes, "a row of {shared_bytes} bytes");
-        let logits = all.from(row * columns);
+        let logits = all.from(row * row_len);
         let values = logits.row(0, columns, 1);
         let target = local_row(targets.get(row), 0, columns);
         let target_logit = target.map_or(0.0, |target| values[target]);
         let max = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let sum_exp = sum(values.iter().map(|x| exp(x - max, dtype)));
-        to_gradient(logits, &values, (max, sum_exp), grad_scale, target);
+        to_gradient(logits, &values, row_len, (max, sum_exp), grad_scale, target);
         if let Some(fp8) = fp8 {
-            fp8.set_row(row, &logits.row(0, columns, VECTOR), dtype);
+            fp8.set_row(row, &logits.row(0, row_len, VECTOR), dtype);
         }
         losses.set(row, loss_of(max.into(), sum_exp.into(), target_logit.into()));
     }
@@ -80,13 +90,13 @@ fn cross_entropy_partials(launch: &Launch<'_>) {
     launch.assert_one_dimension();
     let mut args = launch.args();
     let (targets, first, logits) = (args.ptr(), args.size(), args.ptr());
-    let (columns, partials) = (args.size32(), args.ptr());
+    let (columns, row_len, partials) = (args.size32(), args.size32(), args.ptr());
     let (rows, dtype) = (launch.blocks[0], launch.dtypes[0]);
     let targets = launch.values::<i32>(targets, rows);
-    let logits = launch.array(logits, dtype, rows * columns);
+    let logits = launch.array(logits, dtype, rows * row_len);
     let partials = launch.array(partials, DType::F32, 3 * rows);
     for row in 0..rows {
-        let values = logits.row(row * columns, columns, 1);
+        let values = logits.row(row * row_len, columns, 1);
         let (max, sum_exp) = softmax(&values, dtype);
         let target = local_row(targets.get(row), first, columns);
         let of_row = [max, sum_exp, target.map_or(0.0, |target| values[target])];
@@ -98,17 +108,18 @@ fn cross_entropy_backward(launch: &Launch<'_>) {
     launch.assert_one_dimension();
     let mut args = launch.args();
     let (targets, first, merged) = (args.ptr(), args.size(), args.ptr());
-    let (logits, columns, grad_scale) = (args.ptr(), args.size32(), args.f32());
+    let (logits, columns, row_len) = (args.ptr(), args.size32(), args.size32());
+    let grad_scale = args.f32();
     let rows = launch.blocks[0];
     let targets = launch.values::<i32>(targets, rows);
     let merged = launch.array(merged, DType::F32, 3 * rows);
-    let all = launch.array(logits, launch.dtypes[0], rows * columns);
+    let all = launch.array(logits, launch.dtypes[0], rows * row_len);
     for row in 0..rows {
-        let logits = all.from(row * columns);
+        let logits = all.from(row * row_len);
         let values = logits.row(0, columns, 1);
         let softmax = (merged.get(3 * row), merged.get(3 * row + 1));
         let target = local_row(targets.get(row), first, columns);
-        to_gradient(logits, &values, softmax, grad_scale, target);
+        to_gradient(logits, &values, row_len, softmax, grad_scale, target);
     }
 }
 
