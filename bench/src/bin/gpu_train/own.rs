@@ -56,7 +56,7 @@ impl Trainer {
 
     /// Notes about graphs since the last call.
     pub fn take_notes(&mut self) -> Vec<String> {
-        self.engine.take_graph_notes()
+        self.engine.take_notes()
     }
 
     pub fn describe(&self) -> &str {
