@@ -57,6 +57,8 @@ union Operands {
 
 struct Lane {
     State state;
+    // Whether the fiber exists: it waits in `resume`.
+    bool has_started;
     jmp_buf resume;
     ucontext_t start;
     std::unique_ptr<char[]> stack;
@@ -77,18 +79,21 @@ __attribute__((noinline)) inline void yield(State state) {
     if (_setjmp(lanes[current].resume) == 0) _longjmp(scheduler, 1);
 }
 
+// A fiber runs one block after the other: creating it takes two system calls.
 inline void run_lane() {
-    call(arguments);
-    lanes[current].state = State::Done;
-    _longjmp(scheduler, 1);
+    for (;;) {
+        call(arguments);
+        yield(State::Done);
+    }
 }
 
 // Runs a lane up to its next operation, barrier or end.
-__attribute__((noinline)) inline void resume(unsigned index, bool is_new) {
+__attribute__((noinline)) inline void resume(unsigned index) {
     current = index;
     threadIdx = {index, 0, 0};
     if (_setjmp(scheduler) != 0) return;
-    if (!is_new) _longjmp(lanes[index].resume, 1);
+    if (lanes[index].has_started) _longjmp(lanes[index].resume, 1);
+    lanes[index].has_started = true;
     ucontext_t& context = lanes[index].start;
     getcontext(&context);
     context.uc_stack.ss_sp = lanes[index].stack.get();
@@ -104,12 +109,11 @@ inline unsigned count(unsigned first, unsigned end, State state) {
 }
 
 // Runs a wave until all of its lanes are at a barrier or done.
-inline const char* run_wave(unsigned first, unsigned end, bool is_new) {
+inline const char* run_wave(unsigned first, unsigned end) {
     for (;;) {
         for (unsigned i = first; i < end; i++) {
-            if (lanes[i].state == State::Ready) resume(i, is_new);
+            if (lanes[i].state == State::Ready) resume(i);
         }
-        is_new = false;
         unsigned waiting = count(first, end, State::AtWaveOperation);
         if (waiting == 0) return nullptr;
         if (waiting != WAVE) return "not all lanes of a wave reach a shuffle or MFMA";
@@ -119,10 +123,10 @@ inline const char* run_wave(unsigned first, unsigned end, bool is_new) {
 
 inline const char* run_block(unsigned threads) {
     for (unsigned i = 0; i < threads; i++) lanes[i].state = State::Ready, lanes[i].operations = 0;
-    for (bool is_new = true;; is_new = false) {
+    for (;;) {
         for (unsigned first = 0; first < threads; first += WAVE) {
             unsigned end = first + WAVE < threads ? first + WAVE : threads;
-            if (const char* error = run_wave(first, end, is_new)) return error;
+            if (const char* error = run_wave(first, end)) return error;
             unsigned waiting = count(first, end, State::AtBarrier);
             if (waiting != 0 && waiting != end - first) return "not all lanes of a wave reach a barrier";
         }
@@ -168,6 +172,14 @@ template <class... P> void call_kernel(void (*kernel)(P...), void** args) {
 
 // Dynamic shared memory; empty if the source has none.
 struct SharedMemory { unsigned char* start; size_t bytes; };
+
+// Whether the shared memory from an offset on is as at the start of a block: its first byte is, and each
+// byte equals the next.
+inline bool is_unwritten(const SharedMemory& shared, size_t from) {
+    if (from >= shared.bytes) return true;
+    const unsigned char* first = shared.start + from;
+    return *first == 0xff && memcmp(first, first + 1, shared.bytes - from - 1) == 0;
+}
 
 }  // namespace emulation
 
@@ -261,10 +273,12 @@ EXPORTED const char* emulate_grid(void (*call)(void**), const unsigned* blocks, 
             for (unsigned x = 0; x < blocks[0]; x++) {
                 blockIdx = {x, y, z};
                 memset(shared.start, 0xff, shared.bytes);
-                if (const char* error = run_block(threads)) return error;
-                for (size_t at = shared_bytes; at < shared.bytes; at++) {
-                    if (shared.start[at] != 0xff) return "a write past the shared memory of the launch";
+                if (const char* error = run_block(threads)) {
+                    // Lanes that wait in the middle of a kernel must not continue there.
+                    for (Lane& lane : lanes) lane.has_started = false;
+                    return error;
                 }
+                if (!is_unwritten(shared, shared_bytes)) return "a write past the shared memory of the launch";
             }
         }
     }

@@ -40,6 +40,11 @@ type Compilation = Arc<OnceLock<Result<Arc<HostModule>, String>>>;
 
 /// The system's C++ compiler.
 pub fn cpp_compiler() -> Option<OsString> {
+    static FOUND: OnceLock<Option<OsString>> = OnceLock::new();
+    FOUND.get_or_init(find_cpp_compiler).clone()
+}
+
+fn find_cpp_compiler() -> Option<OsString> {
     let named = env::var_os("CXX").filter(|name| !name.is_empty());
     let candidates = named.into_iter().chain(["c++", "g++", "clang++"].map(OsString::from));
     candidates.into_iter().find(|name| {
