@@ -2,6 +2,7 @@
 
 mod steps;
 mod system_packages;
+mod test_programs;
 
 use std::process::ExitCode;
 

@@ -6,6 +6,8 @@ use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
 
+use crate::test_programs;
+
 /// Number of parts of `cargo xtask test`.
 const PARTS: u32 = 5;
 
@@ -31,13 +33,17 @@ pub fn lint() -> Result<()> {
 /// Runs all tests, also after a failure. With all packages installed, skipping a multi-host test is a
 /// failure.
 pub fn tests(complete: bool) -> Result<()> {
-    let mut tests = cargo();
-    tests.args(["test", "--workspace", "--no-fail-fast"]);
-    if complete {
-        tests.env("REGATTA_REQUIRE_CLUSTER", "1");
-    }
     announce(4, "tests", "20 min");
-    run("tests", &mut tests)
+    let start = Instant::now();
+    let required: &[(&str, &str)] =
+        if complete { &[("REGATTA_REQUIRE_CLUSTER", "1")] } else { &[] };
+    let failed = test_programs::run(required, &mut cargo())?;
+    let doc_tests = run("doc tests", cargo().args(["test", "--quiet", "--workspace", "--doc"]));
+    if !failed.is_empty() {
+        bail!("tests failed: {}", failed.join(", "));
+    }
+    println!("xtask: tests done in {:.0} s", start.elapsed().as_secs_f64());
+    doc_tests
 }
 
 /// Builds the documentation with broken links as errors.
