@@ -13,7 +13,7 @@ use regatta_device::optimizer::AdamW;
 use regatta_device::precision::Precision;
 use regatta_device::random::{DropoutMask, key};
 use regatta_device::tensor::{Tensor, View};
-use regatta_device::{DeviceMemory, ElementwiseOps, GraphOps, LossOps, OptimizerOps};
+use regatta_device::{DeviceMemory, ElementwiseOps, GraphOps, LossOps};
 use regatta_kernels_cuda::fake::{self, FakeDevice, GraphFault};
 use regatta_kernels_cuda::{CudaDevice, device_count};
 
