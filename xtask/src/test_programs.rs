@@ -86,6 +86,7 @@ impl TestProgram {
     /// Runs it, and prints its output at its end: that of programs that run at once would be mixed. Returns
     /// whether it succeeded.
     fn run(&self, variables: &[(&str, &str)]) -> Result<bool> {
+        println!("xtask: running {}", self.name);
         let start = Instant::now();
         let mut command = Command::new(&self.executable);
         command.current_dir(&self.dir).env("CARGO_MANIFEST_DIR", &self.dir);

@@ -136,13 +136,13 @@ template <class W> struct AdamW {
                   float* __restrict__ moment1, float* __restrict__ moment2, float* __restrict__ param, \
                   W* __restrict__ weight, float beta1, float one_minus_beta1, float beta2,             \
                   float one_minus_beta2, float eps, const float* factors, float step_size,             \
-                  float v_correction, float decay, u64 begin, u64 end, u32 is_vectorised, BOUNDS) {                                     \
+                  float v_correction, float decay, u64 begin, u64 end, u32 is_vectorised, BOUNDS) {    \
         __shared__ u64 bounds[MAX_BOUNDS];                                                             \
         if (threadIdx.x == 0) set_bounds(bounds, BOUND_NAMES);                                         \
         const AdamW<W> step = {grad, moment1, moment2, param, weight, (float)*grad_scale, beta1,       \
                                one_minus_beta1, beta2, one_minus_beta2, eps,                           \
                                factor_of(factors, 0, step_size), factor_of(factors, 1, v_correction),  \
-                               factor_of(factors, 2, decay)};                                                                 \
+                               factor_of(factors, 2, decay)};                                          \
         for_chunk(begin, end, is_vectorised, bounds, step);                                            \
     }
 
@@ -184,11 +184,12 @@ template <class W> struct Sgd {
     KERNEL __launch_bounds__(THREADS)                                                                  \
         sgd_##W(const float* __restrict__ grad, const double* grad_scale, float* __restrict__ moment,  \
                 float* __restrict__ param, W* __restrict__ weight, float momentum,                     \
-                float weight_decay, const float* factors, float lr, u64 begin, u64 end, u32 is_vectorised, BOUNDS) {                   \
+                float weight_decay, const float* factors, float lr, u64 begin, u64 end,                \
+                u32 is_vectorised, BOUNDS) {                                                           \
         __shared__ u64 bounds[MAX_BOUNDS];                                                             \
         if (threadIdx.x == 0) set_bounds(bounds, BOUND_NAMES);                                         \
         const Sgd<W> step = {grad, moment, param, weight, (float)*grad_scale,                          \
-                             factor_of(factors, 0, lr), momentum, weight_decay};                                                            \
+                             factor_of(factors, 0, lr), momentum, weight_decay};                       \
         for_chunk(begin, end, is_vectorised, bounds, step);                                            \
     }
 
