@@ -7,14 +7,12 @@ use regatta_device::precision::Precision;
 use regatta_kernels_cuda::CudaDevice;
 use regatta_predict::cost::{CostOptions, rank_cost};
 use regatta_train::config;
+use regatta_train::training::gpu_micro_batch::LIBRARY_BYTES;
 
 use crate::case::Case;
 use crate::options::Settings;
 use crate::own::Trainer;
 use crate::report::{Measured, Report};
-
-/// Memory for the libraries besides tensors, as in the memory check of `regatta train`.
-const LIBRARY_BYTES: u64 = 2 << 30;
 
 const STEPS: usize = 3;
 

@@ -1,24 +1,4 @@
-//! Training steps on a GPU compared with PyTorch's `torch.compile` on the same GPU, in alternating rounds.
-//!
-//! Arguments: models, `124m` and `355m` (GPT-2, sequence length 1024), `llama-1b` (sequence length 2048) and
-//! `char` (nanoGPT's character-level model, with dropout, without PyTorch), each with a batch size, as in
-//! `124m:32`. PyTorch is that of `python3`, or of the Python in `REGATTA_BENCH_PYTHON`.
-//!
-//! | option | meaning |
-//! |---|---|
-//! | `--rounds N`, `--steps N` | rounds (7), and steps per round (10) |
-//! | `--mode MODE` | mode of torch.compile, such as `max-autotune` |
-//! | `--cache-dir DIR` | keeps what torch.compile compiled and autotuned, for the next call |
-//! | `--compile-limit SECONDS` | limit of PyTorch's first steps, which compile (480) |
-//! | `--no-peer` | without PyTorch |
-//! | `--vocab-size N` | another vocabulary, of all models |
-//! | `--bf16-residual` | `train.residual=bf16` |
-//! | `--f32-residual-gradient` | `train.residual_gradient=f32` |
-//! | `--fp8 layers`, `--fp8 all` | `train.fp8` |
-//! | `--graphs` | compares steps with and without CUDA graphs instead |
-//! | `--kernels` | prints the time of each kernel instead |
-//! | `--largest BATCH` | trains the largest model that the memory holds, without PyTorch |
-//! | `--json` | one JSON object per model |
+#![doc = include_str!("usage.md")]
 
 mod case;
 mod graphs;
@@ -34,7 +14,14 @@ use case::Case;
 use options::Options;
 use report::{Measured, Report, quartiles};
 
+/// What `--help` prints.
+const USAGE: &str = include_str!("usage.md");
+
 fn main() -> Result<()> {
+    if std::env::args().any(|arg| arg == "--help" || arg == "-h") {
+        print!("{USAGE}");
+        return Ok(());
+    }
     let options = options::parse(std::env::args().skip(1))?;
     options.cases.iter().try_for_each(|case| compare(case, &options))?;
     options.largest.map_or(Ok(()), |batch| largest::run(batch, options.json))

@@ -13,7 +13,7 @@ use crate::run_paths;
 use regatta_predict::cost::{rank_cost, rank_costs};
 
 /// Memory that the libraries of a GPU use besides tensors: code, workspaces, communication buffers.
-const LIBRARY_BYTES: u64 = 2 << 30;
+pub const LIBRARY_BYTES: u64 = 2 << 30;
 
 /// The GPU of a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
