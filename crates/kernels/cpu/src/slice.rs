@@ -206,6 +206,24 @@ pub fn row_count(elements: usize, row_len: usize) -> usize {
     elements / row_len
 }
 
+/// Pointer to elements.
+#[derive(Debug, Clone, Copy)]
+pub enum ElementPtr {
+    F32(*mut f32),
+    Bf16(*mut bf16),
+}
+
+impl ElementPtr {
+    /// Further elements, which may be out of bounds.
+    #[inline(always)]
+    pub fn wrapping_add(self, count: usize) -> Self {
+        match self {
+            Self::F32(start) => Self::F32(start.wrapping_add(count)),
+            Self::Bf16(start) => Self::Bf16(start.wrapping_add(count)),
+        }
+    }
+}
+
 /// Mutably borrowed elements of which the threads of a pool take disjoint ranges.
 #[derive(Debug, Clone, Copy)]
 pub struct DisjointMut<'a> {
@@ -270,6 +288,19 @@ impl<'a> DisjointMut<'a> {
         assert!(at < self.len && self.is_f32(), "{at} of {} {}", self.len, self.dtype);
         // SAFETY: it is in bounds.
         unsafe { self.start.cast::<f32>().add(at) }
+    }
+
+    /// Pointer to an element.
+    ///
+    /// # Panics
+    /// If it is out of bounds.
+    pub fn ptr(&self, at: usize) -> ElementPtr {
+        assert!(at < self.len, "{at} of {}", self.len);
+        let start = match self.dtype {
+            DType::Bf16 => ElementPtr::Bf16(self.start.cast()),
+            _ => ElementPtr::F32(self.start.cast()),
+        };
+        start.wrapping_add(at)
     }
 
     /// A range of f32 elements.

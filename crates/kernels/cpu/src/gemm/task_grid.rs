@@ -87,9 +87,24 @@ impl TaskGrid {
         task_range(self.shape[0], self.row_blocks, row_block, self.tile.rows)
     }
 
+    /// All blocks of rows.
+    pub fn row_blocks(&self) -> impl Iterator<Item = Range<usize>> {
+        (0..self.row_blocks).map(|row_block| self.rows(row_block))
+    }
+
+    /// The block of rows of a task.
+    pub fn row_block(&self, task: usize) -> usize {
+        task % self.row_blocks
+    }
+
+    /// Whether several tasks have the same rows.
+    pub fn shares_rows(&self) -> bool {
+        self.column_blocks > 1
+    }
+
     /// The rows and columns of a task. Tasks that follow each other have the same columns.
     pub fn block(&self, task: usize) -> (Range<usize>, Range<usize>) {
-        let (row_block, column_block) = (task % self.row_blocks, task / self.row_blocks);
+        let (row_block, column_block) = (self.row_block(task), task / self.row_blocks);
         let columns =
             task_range(self.shape[1], self.column_blocks, column_block, self.tile.columns);
         (self.rows(row_block), columns)

@@ -13,7 +13,9 @@ use super::epilogue::{Accumulators, TILE_COLUMNS, TileOutput, write_tile};
 use super::kernel::Blocking;
 use super::microkernel::{GemmTile, MicroKernelFn};
 use super::microkernel_x86::NativeRounding;
+use crate::gemm::Epilogue;
 use crate::gemm::small_f32::MatrixPtrMut;
+use crate::gemm::task_grid::MaxBlock;
 
 /// Rows of a tile.
 const TILE_ROWS: usize = 16;
@@ -25,12 +27,17 @@ pub fn blocking(run: MicroKernelFn) -> Blocking {
     Blocking {
         tile_rows: 2 * TILE_ROWS,
         tile_panels: 2,
-        kc: 512,
+        kc: 1024,
         widen_a: false,
         a_in_place: true,
+        max_block: Some(MAX_BLOCK),
         run,
     }
 }
+
+/// Rows that use a panel of B before it leaves the cache, and columns that use rows of A: at a depth of `kc`,
+/// 256 KiB of A and 2 MiB of B, which are read only once.
+const MAX_BLOCK: MaxBlock = MaxBlock { rows: 128, columns: 1024 };
 
 /// Whether the CPU has AMX and the operating system lets this process use it.
 pub fn is_available() -> bool {
@@ -174,100 +181,155 @@ struct TileOperands {
     a_step: usize,
     /// The two panels of B.
     b: [*const CacheLine; 2],
+    /// Lines of B that are used next.
+    prefetch: *const CacheLine,
     /// Number of groups of sixteen pairs.
     steps: usize,
-    /// Upper and lower sixteen rows of the output.
-    c: [*mut f32; 2],
-    /// Bytes between rows of the output.
-    c_row: usize,
+    /// What the accumulators start with instead of zeros.
+    start: Option<MatrixPtrMut>,
+    /// Where they are stored.
+    c: MatrixPtrMut,
+    /// Whether that is the output, not `acc`.
+    is_direct: bool,
 }
 
 impl TileOperands {
-    fn new(tile: &GemmTile, acc: &mut Accumulators, output: &mut TileOutput<'_>) -> Self {
+    /// Changes the epilogue of a tile whose accumulators start with the output.
+    ///
+    /// # Safety
+    /// See [`MicroKernelFn`].
+    unsafe fn new(tile: &GemmTile, acc: &mut Accumulators, output: &mut TileOutput<'_>) -> Self {
         // Without a second panel, the first is read twice and its second result is not used.
         let second = (tile.panels - 1) * tile.b_stride;
-        let c = direct_store(tile, output).unwrap_or_else(|| acc.as_mut_ptr());
+        let is_full = tile.rows == 2 * TILE_ROWS && output.columns == TILE_COLUMNS;
+        let mut start = tile.sums;
+        if let Some(c) = output.accumulated() {
+            // In a partial tile too, so that sums do not depend on how rows are split.
+            output.epilogue = Epilogue::Store;
+            if !is_full {
+                // SAFETY: the caller's promise.
+                unsafe { acc.load(tile.rows, output.columns, c) };
+            }
+            start = Some(if is_full { c } else { acc.as_mut_ptr() });
+        }
+        let direct = output.direct_store(TILE_COLUMNS).filter(|_| is_full);
         Self {
             a: [0, TILE_ROWS].map(|row| tile.a.at_row(row).start),
             a_row: tile.a.row_bytes,
             a_step: tile.a.step_bytes,
             b: [tile.b, tile.b.wrapping_add(second)],
+            prefetch: tile.prefetch,
             steps: tile.pairs.div_ceil(WORDS),
-            c: [0, TILE_ROWS].map(|row| c.at_row(row).ptr),
-            c_row: c.row_stride * size_of::<f32>(),
+            start,
+            c: direct.unwrap_or_else(|| acc.as_mut_ptr()),
+            is_direct: direct.is_some(),
         }
     }
-}
 
-/// Where a full tile can be stored directly.
-fn direct_store(tile: &GemmTile, output: &mut TileOutput<'_>) -> Option<MatrixPtrMut> {
-    let is_full = tile.rows == 2 * TILE_ROWS;
-    if is_full { output.direct_store(tile.rows, TILE_COLUMNS) } else { None }
+    /// Accumulates the products of all steps.
+    ///
+    /// # Safety
+    /// See [`run`].
+    #[inline(always)]
+    unsafe fn multiply(&self) {
+        // SAFETY: the caller promises configured tiles and operands of that many steps. Prefetches may have any
+        // address.
+        unsafe {
+            tile_asm!(
+                "test {steps}, {steps}",
+                "jz 3f",
+                "2:",
+                "tileloadd tmm6, [{b_0} + {row}*1]",
+                "tileloadd tmm4, [{a_0} + {a_row}*1]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{b_1} + {row}*1]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tileloadd tmm5, [{a_1} + {a_row}*1]",
+                "prefetcht1 [{next}]",
+                "prefetcht1 [{next} + 64]",
+                "prefetcht1 [{next} + 128]",
+                "prefetcht1 [{next} + 192]",
+                "prefetcht1 [{next} + 256]",
+                "prefetcht1 [{next} + 320]",
+                "prefetcht1 [{next} + 384]",
+                "prefetcht1 [{next} + 448]",
+                "add {next}, 512",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "add {a_0}, {a_step}",
+                "add {a_1}, {a_step}",
+                "add {b_0}, 1024",
+                "add {b_1}, 1024",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "dec {steps}",
+                "jnz 2b",
+                "3:",
+                a_0 = inout(reg) self.a[0] => _,
+                a_1 = inout(reg) self.a[1] => _,
+                a_row = in(reg) self.a_row,
+                a_step = in(reg) self.a_step,
+                b_0 = inout(reg) self.b[0] => _,
+                b_1 = inout(reg) self.b[1] => _,
+                row = in(reg) ROW_BYTES,
+                next = inout(reg) self.prefetch => _,
+                steps = inout(reg) self.steps => _,
+            );
+        }
+    }
 }
 
 /// # Safety
 /// See [`MicroKernelFn`]; and a [`TileConfigGuard`] must exist on this thread.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub unsafe fn run(tile: &GemmTile, acc: &mut Accumulators, mut output: TileOutput<'_>) {
-    let operands = TileOperands::new(tile, acc, &mut output);
-    let TileOperands { a, a_row, a_step, b, steps, c, c_row } = operands;
-    // SAFETY: the caller promises configured tiles and operands of that many steps; the output has 32 rows of
-    // 32 columns.
+    // SAFETY: the caller promises operands and an output of this size, and configured tiles, which keep their
+    // contents between these blocks.
+    unsafe {
+        let operands = TileOperands::new(tile, acc, &mut output);
+        match operands.start {
+            None => tile_asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",),
+            Some(start) => load_accumulators(start),
+        }
+        operands.multiply();
+        store_accumulators(operands.c);
+        if !operands.is_direct {
+            write_tile::<NativeRounding>(acc, tile.rows, output);
+        }
+    }
+}
+
+/// # Safety
+/// See [`run`]; there must be 32 by 32 elements.
+#[inline(always)]
+unsafe fn load_accumulators(from: MatrixPtrMut) {
+    // SAFETY: the caller's promise.
     unsafe {
         tile_asm!(
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            "test {steps}, {steps}",
-            "jz 4f",
-            "tileloadd tmm6, [{b_0} + {row}*1]",
-            "tileloadd tmm4, [{a_0} + {a_row}*1]",
-            "tileloadd tmm7, [{b_1} + {row}*1]",
-            "tileloadd tmm5, [{a_1} + {a_row}*1]",
-            "dec {steps}",
-            "jz 3f",
-            "2:",
-            "add {a_0}, {a_step}",
-            "add {a_1}, {a_step}",
-            "add {b_0}, 1024",
-            "add {b_1}, 1024",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tileloadd tmm4, [{a_0} + {a_row}*1]",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tileloadd tmm6, [{b_0} + {row}*1]",
-            "tdpbf16ps tmm3, tmm5, tmm7",
-            "tileloadd tmm5, [{a_1} + {a_row}*1]",
-            "tileloadd tmm7, [{b_1} + {row}*1]",
-            "dec {steps}",
-            "jnz 2b",
-            "3:",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tdpbf16ps tmm3, tmm5, tmm7",
-            "4:",
-            "tilestored [{c_upper} + {c_row}*1], tmm0",
-            "tilestored [{c_upper} + {c_row}*1 + 64], tmm1",
-            "tilestored [{c_lower} + {c_row}*1], tmm2",
-            "tilestored [{c_lower} + {c_row}*1 + 64], tmm3",
-            a_0 = inout(reg) a[0] => _,
-            a_1 = inout(reg) a[1] => _,
-            a_row = in(reg) a_row,
-            a_step = in(reg) a_step,
-            b_0 = inout(reg) b[0] => _,
-            b_1 = inout(reg) b[1] => _,
-            row = in(reg) ROW_BYTES,
-            steps = inout(reg) steps => _,
-            c_upper = in(reg) c[0],
-            c_lower = in(reg) c[1],
-            c_row = in(reg) c_row,
+            "tileloadd tmm0, [{upper} + {row}*1]",
+            "tileloadd tmm1, [{upper} + {row}*1 + 64]",
+            "tileloadd tmm2, [{lower} + {row}*1]",
+            "tileloadd tmm3, [{lower} + {row}*1 + 64]",
+            upper = in(reg) from.ptr,
+            lower = in(reg) from.at_row(TILE_ROWS).ptr,
+            row = in(reg) from.row_stride * size_of::<f32>(),
         );
     }
-    if direct_store(tile, &mut output).is_none() {
-        // SAFETY: the caller's promise.
-        unsafe { write_tile::<NativeRounding>(acc, tile.rows, output) };
+}
+
+/// # Safety
+/// As [`load_accumulators`].
+#[inline(always)]
+unsafe fn store_accumulators(to: MatrixPtrMut) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        tile_asm!(
+            "tilestored [{upper} + {row}*1], tmm0",
+            "tilestored [{upper} + {row}*1 + 64], tmm1",
+            "tilestored [{lower} + {row}*1], tmm2",
+            "tilestored [{lower} + {row}*1 + 64], tmm3",
+            upper = in(reg) to.ptr,
+            lower = in(reg) to.at_row(TILE_ROWS).ptr,
+            row = in(reg) to.row_stride * size_of::<f32>(),
+        );
     }
 }
 

@@ -1,9 +1,10 @@
 //! Epilogue of a tile: writes its accumulators to the output.
 
 use super::convert::{Element, Rounding};
+use super::matrix::OutputPtr;
 use crate::gemm::Epilogue;
 use crate::gemm::small_f32::MatrixPtrMut;
-use crate::slice::SliceMut;
+use crate::slice::ElementPtr;
 
 /// Columns of the largest tile.
 pub const TILE_COLUMNS: usize = 32;
@@ -20,14 +21,25 @@ impl Accumulators {
     pub fn as_mut_ptr(&mut self) -> MatrixPtrMut {
         MatrixPtrMut { ptr: self.0.as_flattened_mut().as_mut_ptr(), row_stride: TILE_COLUMNS }
     }
+
+    /// Loads the first rows and columns of an f32 output. The other accumulators keep their values, which do
+    /// not reach the output.
+    ///
+    /// # Safety
+    /// The output must have these rows and columns.
+    pub unsafe fn load(&mut self, rows: usize, columns: usize, c: MatrixPtrMut) {
+        for (row, acc) in self.0[..rows].iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            let c = unsafe { std::slice::from_raw_parts(c.at_row(row).ptr, columns) };
+            acc[..columns].copy_from_slice(c);
+        }
+    }
 }
 
 /// Destination of a tile.
 pub struct TileOutput<'a> {
     /// Output, from the tile's first element on.
-    pub elements: SliceMut<'a>,
-    /// Stride between rows.
-    pub row_stride: usize,
+    pub c: OutputPtr,
     /// Columns of the tile that are in the output.
     pub columns: usize,
     /// Epilogue; a bias starts at the tile's first column.
@@ -37,11 +49,21 @@ pub struct TileOutput<'a> {
 impl TileOutput<'_> {
     /// Where a kernel can store its accumulators directly: an f32 output without a further epilogue.
     #[inline(always)]
-    pub fn direct_store(&mut self, rows: usize, columns: usize) -> Option<MatrixPtrMut> {
-        match (&mut self.elements, self.epilogue) {
-            (SliceMut::F32(c), Epilogue::Store) if self.columns == columns => {
-                let len = (rows - 1) * self.row_stride + columns;
-                Some(MatrixPtrMut { ptr: c[..len].as_mut_ptr(), row_stride: self.row_stride })
+    pub fn direct_store(&self, columns: usize) -> Option<MatrixPtrMut> {
+        match (self.c.elements, self.epilogue) {
+            (ElementPtr::F32(ptr), Epilogue::Store) if self.columns == columns => {
+                Some(MatrixPtrMut { ptr, row_stride: self.c.row_stride })
+            }
+            _ => None,
+        }
+    }
+
+    /// The output with which a kernel can start its accumulators: their sum is f32.
+    #[inline(always)]
+    pub fn accumulated(&self) -> Option<MatrixPtrMut> {
+        match (self.c.elements, self.epilogue) {
+            (ElementPtr::F32(ptr), Epilogue::Accumulate) => {
+                Some(MatrixPtrMut { ptr, row_stride: self.c.row_stride })
             }
             _ => None,
         }
@@ -52,15 +74,15 @@ impl TileOutput<'_> {
 /// instructions.
 ///
 /// # Safety
-/// The CPU must have the instructions of the rounding.
+/// The CPU must have the instructions of the rounding, and the output these rows and its columns.
 #[inline(always)]
 pub unsafe fn write_tile<R: Rounding>(acc: &Accumulators, rows: usize, output: TileOutput<'_>) {
-    let TileOutput { elements, row_stride, columns, epilogue } = output;
+    let TileOutput { c: OutputPtr { elements, row_stride }, columns, epilogue } = output;
     // SAFETY: the caller's promise.
     unsafe {
         match elements {
-            SliceMut::F32(c) => write_rows::<R, _>(acc, rows, c, row_stride, columns, epilogue),
-            SliceMut::Bf16(c) => write_rows::<R, _>(acc, rows, c, row_stride, columns, epilogue),
+            ElementPtr::F32(c) => write_rows::<R, _>(acc, rows, c, row_stride, columns, epilogue),
+            ElementPtr::Bf16(c) => write_rows::<R, _>(acc, rows, c, row_stride, columns, epilogue),
         }
     }
 }
@@ -69,15 +91,15 @@ pub unsafe fn write_tile<R: Rounding>(acc: &Accumulators, rows: usize, output: T
 unsafe fn write_rows<R: Rounding, T: Element>(
     acc: &Accumulators,
     rows: usize,
-    c: &mut [T],
+    c: *mut T,
     row_stride: usize,
     columns: usize,
     epilogue: Epilogue<'_>,
 ) {
     for (row, acc) in acc.0[..rows].iter().enumerate() {
-        let c = &mut c[row * row_stride..][..columns];
         // SAFETY: the caller's promise.
         unsafe {
+            let c = std::slice::from_raw_parts_mut(c.add(row * row_stride), columns);
             match epilogue {
                 Epilogue::Store => write_row::<R, _>(c, acc, acc, |_, acc, _| acc),
                 Epilogue::Bias(bias) => {

@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 use super::microkernel::{self, MicroKernel, MicroKernelFn, Portable};
 #[cfg(target_arch = "x86_64")]
 use super::{amx, microkernel_x86};
+use crate::gemm::task_grid::MaxBlock;
 
 /// A GEMM kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -36,6 +37,8 @@ pub struct Blocking {
     pub widen_a: bool,
     /// Whether the micro-kernel reads rows of bf16 elements in place, without packing.
     pub a_in_place: bool,
+    /// Largest block of the output that a task computes, if tasks have blocks and not rows.
+    pub max_block: Option<MaxBlock>,
     /// Computes a tile.
     pub run: MicroKernelFn,
 }
@@ -126,6 +129,16 @@ impl Kernel {
         blocking::<Portable>(microkernel::run::<Portable>)
     }
 
+    /// Whether it reads full rows of bf16 elements in place, without packing.
+    pub(crate) fn reads_in_place(self) -> bool {
+        self.blocking().a_in_place
+    }
+
+    /// Largest block of the output that a task computes, if tasks have blocks and not rows.
+    pub(crate) fn max_block(self) -> Option<MaxBlock> {
+        self.blocking().max_block
+    }
+
     /// Configures this thread's AMX tiles, if the kernel uses them, until the guard is dropped. GEMMs do so
     /// themselves; holding a guard over many small ones avoids the cost for each.
     #[cfg(target_arch = "x86_64")]
@@ -145,6 +158,7 @@ fn blocking<M: MicroKernel>(run: MicroKernelFn) -> Blocking {
         kc: 1024,
         widen_a: M::A_LINES == 2,
         a_in_place: false,
+        max_block: None,
         run,
     }
 }

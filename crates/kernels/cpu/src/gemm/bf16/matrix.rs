@@ -1,7 +1,7 @@
 //! Matrices of f32 or bf16 elements as GEMM operands and outputs.
 
 use crate::gemm::small_f32::MatrixPtr;
-use crate::slice::{Slice, SliceMut};
+use crate::slice::{ElementPtr, Slice, SliceMut};
 
 /// A strided matrix: element `(r, c)` has the index `r * row_stride + c * column_stride`.
 #[derive(Debug, Clone, Copy)]
@@ -65,6 +65,15 @@ impl<'a> MatrixSliceMut<'a> {
         Self { elements: elements.into(), row_stride: row_len }
     }
 
+    /// A pointer to it.
+    pub(super) fn into_ptr(self) -> OutputPtr {
+        let elements = match self.elements {
+            SliceMut::F32(elements) => ElementPtr::F32(elements.as_mut_ptr()),
+            SliceMut::Bf16(elements) => ElementPtr::Bf16(elements.as_mut_ptr()),
+        };
+        OutputPtr { elements, row_stride: self.row_stride }
+    }
+
     /// # Panics
     /// If an element of such a matrix would be out of bounds, or rows would overlap.
     pub(super) fn assert_in_bounds(&self, rows: usize, columns: usize) {
@@ -74,6 +83,22 @@ impl<'a> MatrixSliceMut<'a> {
             "rows of {columns} elements overlap with a stride of {}",
             self.row_stride
         );
+    }
+}
+
+/// Pointer to an output with a column stride of 1. Tasks with the same rows have different columns, so there
+/// is no slice that a task could have for itself.
+#[derive(Debug, Clone, Copy)]
+pub struct OutputPtr {
+    pub elements: ElementPtr,
+    pub row_stride: usize,
+}
+
+impl OutputPtr {
+    /// The output from an element on.
+    #[inline(always)]
+    pub fn at(self, row: usize, column: usize) -> Self {
+        Self { elements: self.elements.wrapping_add(row * self.row_stride + column), ..self }
     }
 }
 

@@ -19,6 +19,11 @@ pub struct GemmTile {
     pub b_stride: usize,
     /// Pairs of `k`.
     pub pairs: usize,
+    /// A full tile of sums with which the accumulators start instead of zeros. Only kernels that compute
+    /// blocks have them.
+    pub sums: Option<MatrixPtrMut>,
+    /// Lines of B that other tiles use next, as many as half of the pairs. Only a hint: any address.
+    pub prefetch: *const CacheLine,
 }
 
 /// Rows of A, packed or in place.
@@ -36,6 +41,11 @@ impl PanelA {
     /// The panel from a row on.
     pub fn at_row(self, row: usize) -> Self {
         Self { start: self.start.wrapping_byte_add(row * self.row_bytes), ..self }
+    }
+
+    /// The panel from a group of sixteen pairs on.
+    pub fn at_depth(self, group: usize) -> Self {
+        Self { start: self.start.wrapping_byte_add(group * self.step_bytes), ..self }
     }
 }
 
@@ -136,12 +146,8 @@ unsafe fn multiply_rows<M: MicroKernel, const V: usize>(tile: &GemmTile, to: Mat
 /// # Safety
 /// As there.
 #[inline(always)]
-pub unsafe fn run<M: MicroKernel>(
-    tile: &GemmTile,
-    acc: &mut Accumulators,
-    mut output: TileOutput<'_>,
-) {
-    let direct = output.direct_store(tile.rows, tile.panels * WORDS);
+pub unsafe fn run<M: MicroKernel>(tile: &GemmTile, acc: &mut Accumulators, output: TileOutput<'_>) {
+    let direct = output.direct_store(tile.panels * WORDS);
     let to = direct.unwrap_or_else(|| acc.as_mut_ptr());
     // SAFETY: the caller's promise.
     unsafe {

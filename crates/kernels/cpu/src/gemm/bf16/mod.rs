@@ -34,6 +34,11 @@ pub use kernel::Kernel;
 pub use matrix::{MatrixSlice, MatrixSliceMut};
 pub use pack::ParallelFor;
 
+pub(crate) use blocking::{OperandA, OutputBlock, gemm_block};
+pub(crate) use epilogue::TILE_COLUMNS;
+pub(crate) use matrix::OutputPtr;
+pub(crate) use pack::{PackedA, reads_in_place};
+
 pub(crate) use convert::{Element, round_to_bf16};
 
 use std::ops::Range;
@@ -48,6 +53,8 @@ pub struct GemmScratch {
     packed_a: AlignedLines,
     packed_b: PackedB,
     acc: Box<Accumulators>,
+    /// f32 sums of a block of the output.
+    sums: AlignedLines,
 }
 
 /// B, packed once for many GEMMs. Threads may share it.
@@ -74,10 +81,10 @@ impl PackedB {
     pub fn pack(&mut self, kernel: Kernel, k: usize, n: usize, b: MatrixSlice<'_>) {
         self.reset(kernel, [k, n], &b);
         let out = self.lines.at_least(n.div_ceil(WORDS) * pack::panel_stride(k));
-        pack::pack_columns(kernel, &b, k, 0..n, out);
+        pack::pack_b(kernel, &b, [k, n], out);
     }
 
-    /// As [`Self::pack`], in at most `tasks` tasks run by `parallel_for`.
+    /// As [`Self::pack`], on a number of threads, by `parallel_for`.
     ///
     /// # Panics
     /// As [`Self::pack`].
@@ -86,11 +93,11 @@ impl PackedB {
         kernel: Kernel,
         [k, n]: [usize; 2],
         b: MatrixSlice<'_>,
-        tasks: usize,
+        threads: usize,
         parallel_for: &ParallelFor<'_>,
     ) {
         self.reset(kernel, [k, n], &b);
-        pack::pack_b_parallel(kernel, &b, [k, n], &mut self.lines, tasks, parallel_for);
+        pack::pack_b_parallel(kernel, &b, [k, n], &mut self.lines, threads, parallel_for);
     }
 
     fn reset(&mut self, kernel: Kernel, [k, n]: [usize; 2], b: &MatrixSlice<'_>) {

@@ -6,7 +6,6 @@
 //! lanes; the lines of all pairs are adjacent and form a panel, one panel after the other.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
 
 use half::bf16;
 
@@ -19,6 +18,7 @@ use super::microkernel::PanelA;
 use super::pack_avx512::ZmmLine;
 use super::pack_portable::gather_line;
 use crate::slice::Slice;
+use crate::thread_pool::task_range;
 
 /// Elements along `k` of a block.
 pub const DEPTH: usize = 2 * WORDS;
@@ -82,44 +82,125 @@ pub fn panel_stride(k: usize) -> usize {
 /// Runs a number of tasks, in any order or in parallel.
 pub type ParallelFor<'a> = dyn Fn(usize, &(dyn Fn(usize) + Sync)) + 'a;
 
-/// Packs B in at most `tasks` tasks.
+/// Tasks per thread, at most: a thread that is delayed leaves some to others.
+const TASKS_PER_THREAD: usize = 4;
+
+/// Packed lines, of which tasks write different blocks at the same time.
+#[derive(Debug, Clone, Copy)]
+struct LinesPtr {
+    start: *mut CacheLine,
+    len: usize,
+}
+
+// SAFETY: lines are reached only by `block`, whose callers promise disjoint blocks.
+unsafe impl Send for LinesPtr {}
+// SAFETY: as above.
+unsafe impl Sync for LinesPtr {}
+
+impl LinesPtr {
+    fn new(lines: &mut [CacheLine]) -> Self {
+        Self { start: lines.as_mut_ptr(), len: lines.len() }
+    }
+
+    /// The lines from an index on.
+    fn from(self, first: usize) -> Self {
+        assert!(first <= self.len, "line {first} of {}", self.len);
+        Self { start: self.start.wrapping_add(first), len: self.len - first }
+    }
+
+    /// Sixteen lines.
+    ///
+    /// # Safety
+    /// The lines must be borrowed mutably by whoever created this, and nothing else may access these.
+    #[inline(always)]
+    unsafe fn block<'a>(self, at: usize) -> &'a mut [CacheLine] {
+        assert!(at + WORDS <= self.len, "block at line {at} of {}", self.len);
+        // SAFETY: in bounds; the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(at), WORDS) }
+    }
+}
+
+/// How packing B is split into tasks.
+struct PackTasks {
+    /// Parts of the depth.
+    depths: usize,
+    /// Parts of the columns.
+    columns: usize,
+}
+
+impl PackTasks {
+    /// For a number of threads. Tasks have the whole depth of columns, or all columns of a depth, as far as
+    /// possible: those are adjacent in memory.
+    fn new(b: &MatrixSlice<'_>, [k, n]: [usize; 2], threads: usize) -> Self {
+        let tasks = if threads > 1 { TASKS_PER_THREAD * threads } else { 1 };
+        let (groups, panels) = (k.div_ceil(DEPTH), n.div_ceil(WORDS));
+        if b.column_stride == 1 && b.row_stride != 1 {
+            let depths = tasks.min(groups).max(1);
+            Self { depths, columns: (threads / depths).clamp(1, panels.max(1)) }
+        } else {
+            Self { depths: 1, columns: tasks.min(panels).max(1) }
+        }
+    }
+
+    /// The depth and the columns of a task.
+    fn part(&self, [k, n]: [usize; 2], task: usize) -> (Range<usize>, Range<usize>) {
+        let depth = task_range(k, self.depths, task % self.depths, DEPTH);
+        (depth, task_range(n, self.columns, task / self.depths, WORDS))
+    }
+}
+
+/// Packs B on a number of threads, by `parallel_for`.
 pub fn pack_b_parallel(
     kernel: Kernel,
     b: &MatrixSlice<'_>,
     [k, n]: [usize; 2],
     lines: &mut AlignedLines,
-    tasks: usize,
+    threads: usize,
     parallel_for: &ParallelFor<'_>,
 ) {
-    let (stride, panels) = (panel_stride(k), n.div_ceil(WORDS));
-    let task_panels = panels.div_ceil(tasks.max(1)).max(1);
-    let out = lines.at_least(panels * stride);
-    let chunks: Vec<_> = out.chunks_mut(task_panels * stride).map(Mutex::new).collect();
-    parallel_for(chunks.len(), &|task| {
-        let first = task * task_panels * WORDS;
-        let columns = first..n.min(first + task_panels * WORDS);
-        let mut out = chunks[task].lock().unwrap_or_else(PoisonError::into_inner);
-        pack_columns(kernel, b, k, columns, &mut out);
+    let stride = panel_stride(k);
+    let out = LinesPtr::new(lines.at_least(n.div_ceil(WORDS) * stride));
+    let tasks = PackTasks::new(b, [k, n], threads);
+    parallel_for(tasks.depths * tasks.columns, &|task| {
+        let (ks, columns) = tasks.part([k, n], task);
+        if ks.is_empty() || columns.is_empty() {
+            return;
+        }
+        let out = out.from(columns.start / WORDS * stride + ks.start / DEPTH * WORDS);
+        // SAFETY: parts are disjoint.
+        unsafe { pack_part(kernel, b, ks, columns, stride, out) };
     });
 }
 
-/// Packs some columns of B, from the start of a panel on.
-pub fn pack_columns(
+/// Packs all columns of B.
+pub fn pack_b(kernel: Kernel, b: &MatrixSlice<'_>, [k, n]: [usize; 2], out: &mut [CacheLine]) {
+    // SAFETY: `out` is borrowed mutably.
+    unsafe { pack_part(kernel, b, 0..k, 0..n, panel_stride(k), LinesPtr::new(out)) };
+}
+
+/// Packs some columns of B, from the start of a panel on, and a part of their depth, from the start of a block
+/// on.
+///
+/// # Safety
+/// Nothing else may access this part of the panels.
+unsafe fn pack_part(
     kernel: Kernel,
     b: &MatrixSlice<'_>,
-    k: usize,
+    ks: Range<usize>,
     columns: Range<usize>,
-    out: &mut [CacheLine],
+    stride: usize,
+    out: LinesPtr,
 ) {
     let source = PackSource {
         elements: b.elements,
-        first: columns.start * b.column_stride,
+        first: columns.start * b.column_stride + ks.start * b.row_stride,
         lanes: columns.len(),
         lane_stride: b.column_stride,
-        k,
+        k: ks.len(),
         k_stride: b.row_stride,
     };
-    dispatch(kernel, &source, PackedLayout::B { stride: panel_stride(k) }, out);
+    // SAFETY: the caller's promise.
+    unsafe { dispatch(kernel, &source, PackedLayout::B { stride }, out) };
 }
 
 /// Packs some rows and columns of A, or returns them in place if the kernel can read them there.
@@ -134,10 +215,44 @@ pub fn pack_a(
     if let Some(panel) = in_place(blocking, a, &rows, &ks) {
         return panel;
     }
+    let packed = packed_rows(blocking, rows.len(), ks.len());
+    let widened_lines = if blocking.widen_a { 2 * packed.lines } else { 0 };
+    let lines = lines.at_least(packed.lines + widened_lines);
+    let (lines, widened) = lines.split_at_mut(packed.lines);
+    // SAFETY: the lines are borrowed mutably.
+    unsafe { pack_rows(kernel, a, rows, ks, packed.stride, LinesPtr::new(lines)) };
+    if widened.is_empty() {
+        return packed_panel(lines, packed.stride, 1);
+    }
+    widen_lines(lines, widened);
+    packed_panel(widened, 2 * packed.stride, 2)
+}
+
+/// Lines of packed rows of A, and between groups of sixteen pairs.
+struct PackedRows {
+    lines: usize,
+    stride: usize,
+}
+
+fn packed_rows(blocking: &Blocking, rows: usize, depth: usize) -> PackedRows {
     // A tile may read, but not use, rows past the end. The rest of the stride spreads the groups of a tile
     // over the cache sets. It is a multiple of sixteen, so that full blocks fit.
-    let stride = (rows.len() + blocking.tile_rows - 1 + 47) / 64 * 64 + 16;
-    let count = ks.len().div_ceil(DEPTH) * stride;
+    let stride = (rows + blocking.tile_rows - 1 + 47) / 64 * 64 + 16;
+    PackedRows { lines: depth.div_ceil(DEPTH) * stride, stride }
+}
+
+/// Packs some rows and columns of A.
+///
+/// # Safety
+/// Nothing else may access the lines.
+unsafe fn pack_rows(
+    kernel: Kernel,
+    a: &MatrixSlice<'_>,
+    rows: Range<usize>,
+    ks: Range<usize>,
+    stride: usize,
+    out: LinesPtr,
+) {
     let source = PackSource {
         elements: a.elements,
         first: rows.start * a.row_stride + ks.start * a.column_stride,
@@ -146,14 +261,52 @@ pub fn pack_a(
         k: ks.len(),
         k_stride: a.column_stride,
     };
-    let widened_count = if blocking.widen_a { 2 * count } else { 0 };
-    let (packed, widened) = lines.at_least(count + widened_count).split_at_mut(count);
-    dispatch(kernel, &source, PackedLayout::A { stride }, packed);
-    if widened.is_empty() {
-        return packed_panel(packed, stride, 1);
+    // SAFETY: the caller's promise.
+    unsafe { dispatch(kernel, &source, PackedLayout::A { stride }, out) };
+}
+
+/// A, packed once for tasks that multiply the same rows by different columns of B.
+#[derive(Debug, Default)]
+pub struct PackedA {
+    lines: AlignedLines,
+    /// Lines of a block of rows.
+    block_lines: usize,
+    /// Lines between groups of sixteen pairs.
+    stride: usize,
+}
+
+impl PackedA {
+    /// Packs blocks of rows of equal length, but for the last, on all threads.
+    pub fn pack_parallel(
+        &mut self,
+        kernel: Kernel,
+        a: &MatrixSlice<'_>,
+        row_blocks: &[Range<usize>],
+        k: usize,
+        parallel_for: &ParallelFor<'_>,
+    ) {
+        let rows = row_blocks.iter().map(Range::len).max().unwrap_or(0);
+        let packed = packed_rows(&kernel.blocking(), rows, k);
+        (self.block_lines, self.stride) = (packed.lines, packed.stride);
+        let out = LinesPtr::new(self.lines.at_least(row_blocks.len() * packed.lines));
+        parallel_for(row_blocks.len(), &|at| {
+            let out = out.from(at * packed.lines);
+            // SAFETY: blocks are disjoint.
+            unsafe { pack_rows(kernel, a, row_blocks[at].clone(), 0..k, packed.stride, out) };
+        });
     }
-    widen_lines(packed, widened);
-    packed_panel(widened, 2 * stride, 2)
+
+    /// A block of rows.
+    pub fn block(&self, at: usize) -> PanelA {
+        let lines = &self.lines.as_slice()[at * self.block_lines..][..self.block_lines];
+        packed_panel(lines, self.stride, 1)
+    }
+}
+
+/// Whether a kernel reads blocks of full tiles of A in place, all of the depth.
+pub fn reads_in_place(kernel: Kernel, a: &MatrixSlice<'_>, k: usize) -> bool {
+    let blocking = kernel.blocking();
+    in_place(&blocking, a, &(0..blocking.tile_rows), &(0..k)).is_some()
 }
 
 /// A packed panel with one line per row and group, or two if widened.
@@ -195,7 +348,9 @@ fn widen_lines(packed: &[CacheLine], widened: &mut [CacheLine]) {
     );
 }
 
-fn dispatch(kernel: Kernel, source: &PackSource<'_>, layout: PackedLayout, out: &mut [CacheLine]) {
+/// # Safety
+/// Nothing else may access the lines that the source is packed into.
+unsafe fn dispatch(kernel: Kernel, source: &PackSource<'_>, layout: PackedLayout, out: LinesPtr) {
     match kernel {
         // SAFETY: `PackedB` checked that the CPU supports the kernel.
         #[cfg(target_arch = "x86_64")]
@@ -215,15 +370,15 @@ fn dispatch(kernel: Kernel, source: &PackSource<'_>, layout: PackedLayout, out: 
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-fn pack_avx512_bf16(source: &PackSource<'_>, layout: PackedLayout, out: &mut [CacheLine]) {
-    // SAFETY: the instructions are enabled.
+unsafe fn pack_avx512_bf16(source: &PackSource<'_>, layout: PackedLayout, out: LinesPtr) {
+    // SAFETY: the instructions are enabled; the caller's promise.
     unsafe { pack::<ZmmLine<true>>(source, layout, out) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn pack_avx512(source: &PackSource<'_>, layout: PackedLayout, out: &mut [CacheLine]) {
-    // SAFETY: the instructions are enabled.
+unsafe fn pack_avx512(source: &PackSource<'_>, layout: PackedLayout, out: LinesPtr) {
+    // SAFETY: the instructions are enabled; the caller's promise.
     unsafe { pack::<ZmmLine<false>>(source, layout, out) }
 }
 
@@ -232,7 +387,7 @@ fn pack_avx512(source: &PackSource<'_>, layout: PackedLayout, out: &mut [CacheLi
 unsafe fn pack<V: LoadLine<f32> + LoadLine<bf16>>(
     source: &PackSource<'_>,
     layout: PackedLayout,
-    out: &mut [CacheLine],
+    out: LinesPtr,
 ) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -249,7 +404,7 @@ unsafe fn pack_elements<T: Element, V: LoadLine<T>>(
     elements: &[T],
     source: &PackSource<'_>,
     layout: PackedLayout,
-    out: &mut [CacheLine],
+    out: LinesPtr,
 ) {
     let PackSource { lane_stride, k_stride, .. } = *source;
     // SAFETY: the caller promises the instructions. The operand's last element is in bounds, and padding is
@@ -311,7 +466,7 @@ impl BlockExtent {
 unsafe fn pack_blocks<V: LineVector>(
     source: &PackSource<'_>,
     layout: PackedLayout,
-    out: &mut [CacheLine],
+    out: LinesPtr,
     load: impl Fn(usize, BlockExtent, usize) -> V,
 ) {
     let (groups, depths) = (source.lanes.div_ceil(WORDS), source.k.div_ceil(DEPTH));
@@ -326,7 +481,8 @@ unsafe fn pack_blocks<V: LineVector>(
                 PackedLayout::B { stride } => group * stride + depth * WORDS,
             };
             // All lines, including padding.
-            let to = &mut out[to..to + WORDS];
+            // SAFETY: the caller's promise.
+            let to = unsafe { out.block(to) };
             let [lane, k] = [group * WORDS, depth * DEPTH];
             let at = source.first + lane * source.lane_stride + k * source.k_stride;
             let block = BlockExtent {

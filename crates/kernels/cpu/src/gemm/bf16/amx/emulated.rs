@@ -39,10 +39,22 @@ unsafe fn store(acc: &FloatTile, to: *mut f32, row_bytes: usize) {
 /// # Safety
 /// See [`MicroKernelFn`].
 pub unsafe fn run(tile: &GemmTile, acc: &mut Accumulators, mut output: TileOutput<'_>) {
-    let TileOperands { mut a, a_row, a_step, mut b, steps, c, c_row } =
-        TileOperands::new(tile, acc, &mut output);
+    // SAFETY: the caller's promise.
+    let operands = unsafe { TileOperands::new(tile, acc, &mut output) };
+    let TileOperands { mut a, a_row, a_step, mut b, c, .. } = operands;
+    let rows = |matrix: MatrixPtrMut| [0, TILE_ROWS].map(|row| matrix.at_row(row).ptr);
     let mut tiles = [[[[0.0; WORDS]; TILE_ROWS]; 2]; 2];
-    for _ in 0..steps {
+    if let Some(start) = operands.start {
+        for (tiles, start_rows) in tiles.iter_mut().zip(rows(start)) {
+            for (side, tile) in tiles.iter_mut().enumerate() {
+                // SAFETY: the caller's promise.
+                let words =
+                    unsafe { load(start_rows.byte_add(side * 64).cast(), 4 * start.row_stride) };
+                *tile = words.map(|row| row.map(f32::from_bits));
+            }
+        }
+    }
+    for _ in 0..operands.steps {
         for (tiles, a) in tiles.iter_mut().zip(a) {
             for (tile, b) in tiles.iter_mut().zip(b) {
                 // SAFETY: the caller's promise.
@@ -52,13 +64,13 @@ pub unsafe fn run(tile: &GemmTile, acc: &mut Accumulators, mut output: TileOutpu
         a = a.map(|at| at.wrapping_byte_add(a_step));
         b = b.map(|at| at.wrapping_byte_add(1024));
     }
-    for (tiles, c) in tiles.iter().zip(c) {
+    for (tiles, c_rows) in tiles.iter().zip(rows(c)) {
         for (side, tile) in tiles.iter().enumerate() {
             // SAFETY: the caller's promise.
-            unsafe { store(tile, c.byte_add(side * 64), c_row) };
+            unsafe { store(tile, c_rows.byte_add(side * 64), 4 * c.row_stride) };
         }
     }
-    if direct_store(tile, &mut output).is_none() {
+    if !operands.is_direct {
         // SAFETY: it needs no particular instructions.
         unsafe { write_tile::<PortableRounding>(acc, tile.rows, output) };
     }
