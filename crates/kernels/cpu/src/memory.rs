@@ -44,6 +44,15 @@ impl DeviceMemory for Cpu {
         }
     }
 
+    fn logit_dtype(&self) -> DType {
+        self.activation_dtype()
+    }
+
+    fn pads_logits(&self) -> bool {
+        // Kernels that read full rows of the gradients in place.
+        self.precision == Precision::Bf16 && self.bf16_gemm.kernel.reads_in_place()
+    }
+
     fn zeros(&self, elements: usize, dtype: DType) -> Tensor {
         Tensor::zeros(elements, dtype)
     }

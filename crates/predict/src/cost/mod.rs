@@ -54,9 +54,14 @@ pub struct CostOptions {
 }
 
 impl CostOptions {
-    /// On CPUs: f32 parameters, residual stream and logits.
+    /// On CPUs: f32 parameters and residual stream; logits in the dtype of activations, with padded rows if
+    /// that is bf16, as on CPUs with AMX.
     pub fn new(activation_bytes: u64, recompute: bool) -> Self {
-        Self::uniform(4, activation_bytes, recompute)
+        Self {
+            logit_bytes: activation_bytes,
+            pads_logits: activation_bytes < 4,
+            ..Self::uniform(4, activation_bytes, recompute)
+        }
     }
 
     /// Everything but activations has elements of the same size.
