@@ -244,10 +244,10 @@ impl TempDir {
         self.file(name)
     }
 
-    /// Path of a file that does not exist yet.
+    /// Creates an empty file. Threads that do so at the same time get different ones.
     pub fn new_file(&self, extension: &str) -> PathBuf {
-        let mut paths = (0..).map(|number| self.join(format!("{number}.{extension}")));
-        paths.find(|path| !path.exists()).unwrap()
+        let mut paths = (0..10_000).map(|number| self.join(format!("{number}.{extension}")));
+        paths.find(|path| std::fs::File::create_new(path).is_ok()).unwrap()
     }
 
     /// Sorted names of the entries of a folder in it; empty if that does not exist.
