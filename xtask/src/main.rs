@@ -1,5 +1,6 @@
 //! Development tasks: `cargo xtask test` is the test command of the README and of CI.
 
+mod dist;
 mod steps;
 mod system_packages;
 mod test_programs;
@@ -14,6 +15,9 @@ cargo xtask test    install the packages that tests need (Debian or Ubuntu, as r
                     25 minutes on two cores
 cargo xtask fuzz    run every fuzz target for ten minutes (needs cargo-fuzz)
 cargo xtask bench   run the benchmarks and print their ratios
+cargo xtask dist [x86_64] [aarch64]
+                    build a wheel and a tarball in target/dist that run with glibc 2.28 and newer (needs
+                    python3 and rustup; installs maturin and ziglang into target/dist/venv)
 cargo xtask chaos [--cases N] [--seed S]
                     inject faults into N launched jobs on clusters of up to 40 nodes, with seeds from S
                     on: killed and hung processes, pauses, suspended jobs, duplicate signals, cut links,
@@ -34,6 +38,7 @@ fn main() -> ExitCode {
         "test" => test(),
         "fuzz" => steps::fuzz(),
         "bench" => steps::bench(),
+        "dist" => dist::dist(std::env::args().skip(2)),
         "chaos" => chaos(),
         _ => {
             eprintln!("{HELP}");

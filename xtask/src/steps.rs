@@ -125,11 +125,11 @@ pub fn fuzz() -> Result<()> {
     Ok(())
 }
 
-fn cargo() -> Command {
+pub fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-fn run(name: &str, command: &mut Command) -> Result<()> {
+pub fn run(name: &str, command: &mut Command) -> Result<()> {
     println!("xtask: {name}");
     let start = Instant::now();
     let status = command.status().with_context(|| format!("{command:?}"))?;

@@ -1,0 +1,169 @@
+//! `cargo xtask dist`: a wheel and a tarball for each architecture, which run on systems with an older C library
+//! than this one's.
+
+mod elf;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::steps::{cargo, run};
+
+/// The newest C library whose symbols the binary may use: that of RHEL 8. Ubuntu 20.04 and SLES 15 SP3 have newer
+/// ones.
+const GLIBC: [u32; 2] = [2, 28];
+
+/// Maximum size of the binary.
+const MAX_BYTES: u64 = 20 << 20;
+
+/// Architectures, as `uname -m` prints them.
+const ARCHITECTURES: [&str; 2] = ["x86_64", "aarch64"];
+
+/// Packages of the Python package index that compile and link for other systems.
+const TOOLS: [&str; 2] = ["maturin>=1.8,<2", "ziglang"];
+
+/// Shells, and the completion file of each below `share`.
+const COMPLETIONS: [(&str, &str); 3] = [
+    ("bash", "bash-completion/completions/regatta"),
+    ("zsh", "zsh/site-functions/_regatta"),
+    ("fish", "fish/vendor_completions.d/regatta.fish"),
+];
+
+/// Builds the packages of all architectures, or of those named.
+pub fn dist(names: impl Iterator<Item = String>) -> Result<()> {
+    let named: Vec<String> = names.collect();
+    if let Some(name) = named.iter().find(|name| !ARCHITECTURES.contains(&name.as_str())) {
+        bail!("{name}: expected {}", ARCHITECTURES.join(" or "));
+    }
+    let folder = Path::new("target/dist");
+    std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    let tools = install_tools(folder)?;
+    let share = Path::new("packaging/python/data/data/share");
+    write_share(share)?;
+    for architecture in ARCHITECTURES {
+        if named.is_empty() || named.iter().any(|name| name == architecture) {
+            build(architecture, &tools, folder, share)?;
+        }
+    }
+    Ok(())
+}
+
+/// Installs the tools into a virtual environment; its folder of programs.
+fn install_tools(folder: &Path) -> Result<PathBuf> {
+    let environment = std::path::absolute(folder.join("venv"))?;
+    if !environment.join("bin/maturin").exists() {
+        run("python3 -m venv", Command::new("python3").args(["-m", "venv"]).arg(&environment))?;
+        let mut pip = Command::new(environment.join("bin/pip"));
+        run("pip install", pip.args(["install", "--quiet"]).args(TOOLS))?;
+    }
+    Ok(environment.join("bin"))
+}
+
+/// Writes manual pages and completions, which the binary of this machine prints.
+fn write_share(share: &Path) -> Result<()> {
+    run("build", cargo().args(["build", "--quiet", "--package", "regatta"]))?;
+    let _ = std::fs::remove_dir_all(share);
+    let write = |path: &str, words: &[&str]| -> Result<()> {
+        let (text, path) = (print(words)?, share.join(path));
+        let parent = path.parent().unwrap_or(share);
+        std::fs::create_dir_all(parent).with_context(|| parent.display().to_string())?;
+        std::fs::write(&path, text).with_context(|| path.display().to_string())
+    };
+    for (shell, path) in COMPLETIONS {
+        write(path, &["completions", shell])?;
+    }
+    write("man/man1/regatta.1", &["man"])?;
+    for command in commands(&String::from_utf8_lossy(&print(&["--help"])?)) {
+        write(&format!("man/man1/regatta-{command}.1"), &["man", &command])?;
+    }
+    Ok(())
+}
+
+/// The output of the binary.
+fn print(words: &[&str]) -> Result<Vec<u8>> {
+    let output = Command::new("target/debug/regatta").args(words).output();
+    let output = output.context("target/debug/regatta")?;
+    ensure!(output.status.success(), "regatta {} failed", words.join(" "));
+    Ok(output.stdout)
+}
+
+/// The commands in the output of `--help`.
+fn commands(help: &str) -> Vec<String> {
+    let lines = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let rows = lines.take_while(|line| line.starts_with(' '));
+    let names = rows
+        .filter(|line| !line.starts_with("   "))
+        .filter_map(|line| line.split_whitespace().next());
+    names.filter(|name| *name != "help").map(str::to_owned).collect()
+}
+
+/// Builds wheel and tarball of an architecture.
+fn build(architecture: &str, tools: &Path, folder: &Path, share: &Path) -> Result<()> {
+    let target = format!("{architecture}-unknown-linux-gnu");
+    // Without rustup, a toolchain that has the target is enough.
+    let _ = Command::new("rustup").args(["target", "add", &target]).status();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let paths = std::iter::once(tools.to_owned()).chain(std::env::split_paths(&path));
+    let mut maturin = Command::new(tools.join("maturin"));
+    maturin.args(["build", "--release", "--zig", "--target", &target]);
+    maturin.args(["--compatibility", &format!("manylinux_{}_{}", GLIBC[0], GLIBC[1])]);
+    maturin.arg("--out").arg(std::path::absolute(folder)?);
+    maturin.env("PATH", std::env::join_paths(paths)?).current_dir("packaging/python");
+    run(&format!("wheel for {architecture}"), &mut maturin)?;
+    let binary = PathBuf::from(format!("target/{target}/release/regatta"));
+    tarball(architecture, &binary, folder, share)
+}
+
+/// Checks the binary and packs it with manual pages, completions and licenses.
+fn tarball(architecture: &str, binary: &Path, folder: &Path, share: &Path) -> Result<()> {
+    let name = format!("regatta-{}-{architecture}-linux", env!("CARGO_PKG_VERSION"));
+    let root = folder.join(&name);
+    let _ = std::fs::remove_dir_all(&root);
+    std::fs::create_dir_all(root.join("bin")).with_context(|| root.display().to_string())?;
+    let packed = root.join("bin/regatta");
+    std::fs::copy(binary, &packed).with_context(|| binary.display().to_string())?;
+    check(&packed)?;
+    let mut copy = Command::new("cp");
+    copy.arg("-r").arg(share).args(["README.md", "LICENSE-APACHE", "LICENSE-MIT"]).arg(&root);
+    run("cp", &mut copy)?;
+    let file = format!("{name}.tar.gz");
+    let mut tar = Command::new("tar");
+    tar.args(["--owner=0", "--group=0", "--sort=name", "-czf", &file, &name]).current_dir(folder);
+    run("tar", &mut tar)?;
+    println!("xtask: {}", folder.join(file).display());
+    Ok(())
+}
+
+/// # Errors
+/// If the binary is too large or needs a newer C library.
+fn check(binary: &Path) -> Result<()> {
+    let bytes = std::fs::read(binary).with_context(|| binary.display().to_string())?;
+    let size = bytes.len() as u64;
+    ensure!(size <= MAX_BYTES, "{} has {size} bytes, more than {MAX_BYTES}", binary.display());
+    if let Some(newest) = elf::newest_glibc(&bytes).filter(|newest| *newest > GLIBC) {
+        let [major, minor] = newest;
+        bail!("{} needs glibc {major}.{minor}", binary.display());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_those_of_the_help() {
+        let help = "Text\n\nCommands:\n  map     Show\n          more\n  launch  Start\n  help    \
+                    Print\n\nOptions:\n  -h";
+        assert_eq!(commands(help), ["map", "launch"]);
+        assert!(commands("Usage: regatta").is_empty());
+    }
+
+    #[test]
+    fn a_binary_of_this_machine_is_read() {
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let newest = elf::newest_glibc(&own);
+        assert!(newest.is_none_or(|[major, _]| major == 2), "{newest:?}");
+    }
+}
