@@ -5,15 +5,15 @@
 // barriers. Operations that not all lanes of a wave reach, and writes past the shared memory of a launch, are
 // errors. Shared memory is NaN at the start of a block.
 
-#include <csetjmp>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <memory>
-#include <tuple>
+// Only headers of C: those of C++ take longer to compile than most kernels.
+#define _GLIBCXX_INCLUDE_NEXT_C_HEADERS
+#include <math.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
 #include <ucontext.h>
-#include <utility>
-#include <vector>
 
 #define __HIP__ 1
 #define __GFX9__ 1
@@ -22,8 +22,9 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
-// Blocks run one after the other, and all lanes of a block in one thread. Launches may run in several threads.
-#define __shared__ thread_local
+// Blocks run one after the other, and all lanes of a block in one thread. Of the launches of several threads,
+// one runs at a time: variables of threads would take a function call per access.
+#define __shared__ static
 
 // ---- Types ----
 
@@ -37,7 +38,7 @@ inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 struct Dim { unsigned x, y, z; };
-static thread_local Dim threadIdx, blockIdx, blockDim, gridDim;
+static Dim threadIdx, blockIdx, blockDim, gridDim;
 
 // ---- Lanes ----
 
@@ -61,18 +62,20 @@ struct Lane {
     bool has_started;
     jmp_buf resume;
     ucontext_t start;
-    std::unique_ptr<char[]> stack;
+    char* stack;
     // Lanes are at most one operation apart, so two sets of operands suffice.
     Operands operands[2];
     unsigned operations;
     int barrier_value;
 };
 
-static thread_local std::vector<Lane> lanes;
-static thread_local unsigned current;
-static thread_local jmp_buf scheduler;
-static thread_local void (*call)(void**);
-static thread_local void** arguments;
+// All lanes that a block may have.
+constexpr unsigned MAX_LANES = 1024;
+static Lane lanes[MAX_LANES];
+static unsigned current;
+static jmp_buf scheduler;
+static void (*call)(void**);
+static void** arguments;
 
 __attribute__((noinline)) inline void yield(State state) {
     lanes[current].state = state;
@@ -96,7 +99,8 @@ __attribute__((noinline)) inline void resume(unsigned index) {
     lanes[index].has_started = true;
     ucontext_t& context = lanes[index].start;
     getcontext(&context);
-    context.uc_stack.ss_sp = lanes[index].stack.get();
+    if (lanes[index].stack == nullptr) lanes[index].stack = new char[STACK_BYTES];
+    context.uc_stack.ss_sp = lanes[index].stack;
     context.uc_stack.ss_size = STACK_BYTES;
     makecontext(&context, run_lane, 0);
     setcontext(&context);
@@ -161,13 +165,13 @@ inline int barrier_sum(int value) {
     return sum;
 }
 
-template <class... P, size_t... I>
-void unpack_and_call(void (*kernel)(P...), void** args, std::index_sequence<I...>) {
-    kernel(*(std::remove_reference_t<P>*)args[I]...);
-}
+// Calls a kernel. The arguments of a list initialisation are evaluated from the first to the last.
+template <class... P> struct KernelCall {
+    KernelCall(void (*kernel)(P...), P... args) { kernel(args...); }
+};
 
 template <class... P> void call_kernel(void (*kernel)(P...), void** args) {
-    unpack_and_call(kernel, args, std::index_sequence_for<P...>{});
+    KernelCall<P...>{kernel, *(P*)*args++...};
 }
 
 // Dynamic shared memory; empty if the source has none.
@@ -209,16 +213,16 @@ inline unsigned atomicAdd(unsigned* to, int x) { return atomicAdd(to, (unsigned)
 
 inline float sincospif(float x, float* sine, float* cosine) {
     const double pi = 3.141592653589793;
-    *sine = (float)std::sin(pi * x);
-    *cosine = (float)std::cos(pi * x);
+    *sine = (float)sin(pi * x);
+    *cosine = (float)cos(pi * x);
     return 0;
 }
 
 // The instructions flush denormal results.
-inline float flush_denormal(float x) { return std::fabs(x) < 1.17549435e-38f ? 0.0f * x : x; }
-inline float emulated_exp2(float x) { return flush_denormal(std::exp2(x)); }
+inline float flush_denormal(float x) { return fabsf(x) < 1.17549435e-38f ? 0.0f * x : x; }
+inline float emulated_exp2(float x) { return flush_denormal(exp2f(x)); }
 inline float emulated_rcp(float x) { return flush_denormal(1.0f / x); }
-inline float emulated_sqrt(float x) { return std::sqrt(x); }
+inline float emulated_sqrt(float x) { return sqrtf(x); }
 
 typedef short Bf16x4 __attribute__((vector_size(8)));
 typedef float F32x4 __attribute__((vector_size(16)));
@@ -255,13 +259,10 @@ inline F32x4 emulated_mfma(Bf16x4 a, Bf16x4 b, F32x4 c, int, int, int) {
 static emulation::SharedMemory dynamic_shared_memory();
 
 // Runs a kernel; returns an error, or null.
-EXPORTED const char* emulate_grid(void (*call)(void**), const unsigned* blocks, unsigned threads,
-                                  unsigned shared_bytes, void** args) {
+static const char* run_grid(void (*call)(void**), const unsigned* blocks, unsigned threads,
+                            unsigned shared_bytes, void** args) {
     using namespace emulation;
-    if (lanes.size() < threads) {
-        lanes = std::vector<Lane>(threads);
-        for (Lane& lane : lanes) lane.stack.reset(new char[STACK_BYTES]);
-    }
+    if (threads > MAX_LANES) return "more threads than a block of an AMD GPU has";
     emulation::call = call;
     arguments = args;
     blockDim = {threads, 1, 1};
@@ -283,6 +284,16 @@ EXPORTED const char* emulate_grid(void (*call)(void**), const unsigned* blocks, 
         }
     }
     return nullptr;
+}
+
+// Runs a kernel when no other thread runs one of this module.
+EXPORTED const char* emulate_grid(void (*call)(void**), const unsigned* blocks, unsigned threads,
+                                  unsigned shared_bytes, void** args) {
+    static pthread_mutex_t running = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&running);
+    const char* error = run_grid(call, blocks, threads, shared_bytes, args);
+    pthread_mutex_unlock(&running);
+    return error;
 }
 
 // A kernel whose arguments are at these addresses.

@@ -61,7 +61,8 @@ pub fn compile<'a>(
 ) -> Result<Arc<HostModule>, String> {
     let defined = defines.iter().map(|(name, value)| format!("#define {name} {value}\n"));
     let exported = kernels.map(|name| format!("EXPORT_KERNEL({name})\n"));
-    let parts = [HEADER.to_owned(), defined.collect(), source.to_owned(), shared_memory(source)];
+    let declared = source.replace(DYNAMIC_SHARED, "extern ");
+    let parts = [HEADER.to_owned(), defined.collect(), declared, shared_memory(source)];
     let text = parts.join("\n") + "\n" + &exported.collect::<String>();
     let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
     let compilation = compiled.entry(text.clone()).or_default().clone();
@@ -78,7 +79,7 @@ fn shared_memory(source: &str) -> String {
             .to_owned();
     };
     let name = declaration.rsplit(' ').next().unwrap_or_default();
-    format!("__shared__ {declaration}[DYNAMIC_SHARED_BYTES];\nEXPORT_SHARED({name})")
+    format!("{declaration}[DYNAMIC_SHARED_BYTES];\nEXPORT_SHARED({name})")
 }
 
 fn build(text: &str) -> Result<Library, String> {
