@@ -149,7 +149,8 @@ fn parameters() -> impl Strategy<Value = BenchParameters> {
 }
 
 fn device() -> impl Strategy<Value = BenchDevice> {
-    let names = ("[a-z][a-z0-9-]{0,12}", "[0-9a-f:.]{1,9}", "[A-Z][a-z ]{0,9}[a-z0-9]");
+    // Without "gfx" in the name, which makes the device an AMD GPU, and the program rccl-tests.
+    let names = ("[a-z][a-z0-9-]{0,12}", "[0-9a-f:.]{1,9}", "[A-Z][a-fh-z ]{0,9}[a-z0-9]");
     let ids = (0u32..99, of(0u32..9), any::<u64>(), 0u32..16);
     (ids, names).prop_map(|((rank, group, pid, device), (host, bus, name))| BenchDevice {
         rank,
