@@ -1,49 +1,75 @@
-//! Runs the test programs of the workspace: those that mostly wait beside those that compute.
+//! Runs the test programs of the workspace, two at once where they do not disturb each other.
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-/// Test programs of the `regatta` package that mostly wait for processes and timeouts, on hosts whose network,
-/// `/tmp`, `/dev/shm` and control groups are their own: other test programs do not see what they do.
-const WAITING: [&str; 2] = ["cluster", "chaos"];
-const WAITING_PACKAGE: &str = "regatta";
+/// Packages and targets that run beside any other program, in this order: they compute in their own process,
+/// or run on hosts whose network, `/tmp`, `/dev/shm` and control groups are their own. All others share the
+/// processes, the `/dev/shm` and the network of this machine, and run one at a time.
+///
+/// The tests of `cuda` use what those of `comm`, the first of the others, leave of the cores. Those of the
+/// cluster mostly wait, beside those of `regatta` that train.
+const ISOLATED: [(&str, Option<&str>); 5] = [
+    ("cuda", None),
+    ("regatta", Some("cluster")),
+    ("regatta", Some("chaos")),
+    ("cpu", None),
+    ("train", None),
+];
+
+/// The package whose tests run at a low priority. They have no timeouts. Collectives wait actively: beside
+/// a program of the same priority, some of `comm` take twice as long.
+const LOW_PRIORITY: &str = "cuda";
 
 /// A compiled test program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct TestProgram {
-    /// Package and target, such as `regatta cluster`.
-    name: String,
+    package: String,
+    target: String,
     executable: PathBuf,
     /// The folder of its package, in which it runs.
     dir: PathBuf,
-    waits: bool,
 }
 
 /// Builds all test programs and runs them, also after a failure. Returns the names of those that failed.
 pub fn run(variables: &[(&str, &str)], cargo: &mut Command) -> Result<Vec<String>> {
-    let (waiting, computing): (Vec<_>, Vec<_>) =
-        build(cargo)?.into_iter().partition(|program| program.waits);
+    let [shared, isolated] = queues(build(cargo)?).map(Mutex::new);
     let failed = Mutex::new(Vec::new());
-    let run_all = |programs: &[TestProgram]| -> Result<()> {
-        for program in programs {
+    let run_all = |queue: &Mutex<VecDeque<TestProgram>>| -> Result<()> {
+        while let Some(program) = next(queue) {
             if !program.run(variables)? {
-                let mut failed = failed.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-                failed.push(program.name.clone());
+                failed.lock().unwrap_or_else(PoisonError::into_inner).push(program.name());
             }
         }
         Ok(())
     };
     std::thread::scope(|scope| {
-        let beside = scope.spawn(|| run_all(&waiting));
-        run_all(&computing)?;
+        let beside = scope.spawn(|| run_all(&isolated));
+        run_all(&shared)?;
+        run_all(&isolated)?;
         beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })?;
-    Ok(failed.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()))
+    Ok(failed.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn next(queue: &Mutex<VecDeque<TestProgram>>) -> Option<TestProgram> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+}
+
+/// The programs that run one at a time, and those that run beside any other.
+fn queues(programs: Vec<TestProgram>) -> [VecDeque<TestProgram>; 2] {
+    let (mut isolated, mut shared): (Vec<_>, Vec<_>) =
+        programs.into_iter().partition(|program| program.isolated_rank().is_some());
+    // In an order that does not depend on the build.
+    shared.sort_by_key(TestProgram::name);
+    isolated.sort_by_key(|program| (program.isolated_rank(), program.name()));
+    [shared, isolated].map(VecDeque::from)
 }
 
 /// Builds the test programs and lists them in the order in which cargo finished them.
@@ -55,10 +81,7 @@ fn build(cargo: &mut Command) -> Result<Vec<TestProgram>> {
         bail!("the tests do not compile");
     }
     println!("xtask: tests built in {:.0} s", start.elapsed().as_secs_f64());
-    let mut programs = parse(&String::from_utf8_lossy(&output.stdout))?;
-    // Packages together, in an order that does not depend on the build.
-    programs.sort_by(|one, other| one.name.cmp(&other.name));
-    Ok(programs)
+    parse(&String::from_utf8_lossy(&output.stdout))
 }
 
 /// The test programs in cargo's messages, one JSON object per line.
@@ -77,24 +100,46 @@ fn program(message: &Value) -> Option<TestProgram> {
     let dir = Path::new(message["manifest_path"].as_str()?).parent()?;
     // The folder has the name of the package without the prefix that those of libraries have.
     let (package, target) = (dir.file_name()?.to_str()?, message["target"]["name"].as_str()?);
-    let waits = package == WAITING_PACKAGE && WAITING.contains(&target);
-    let name = format!("{package} {target}");
-    Some(TestProgram { name, executable: executable.into(), dir: dir.to_owned(), waits })
+    let (package, target) = (package.to_owned(), target.to_owned());
+    Some(TestProgram { package, target, executable: executable.into(), dir: dir.to_owned() })
 }
 
 impl TestProgram {
+    /// Package and target, such as `regatta cluster`.
+    fn name(&self) -> String {
+        format!("{} {}", self.package, self.target)
+    }
+
+    /// Its position in [`ISOLATED`].
+    fn isolated_rank(&self) -> Option<usize> {
+        ISOLATED.iter().position(|(package, target)| {
+            self.package == *package && target.is_none_or(|target| self.target == target)
+        })
+    }
+
+    /// The command that runs it.
+    fn command(&self) -> Command {
+        if self.package != LOW_PRIORITY {
+            return Command::new(&self.executable);
+        }
+        let mut nice = Command::new("nice");
+        nice.args(["-n", "10"]).arg(&self.executable);
+        nice
+    }
+
     /// Runs it, and prints its output at its end: that of programs that run at once would be mixed. Returns
     /// whether it succeeded.
     fn run(&self, variables: &[(&str, &str)]) -> Result<bool> {
-        println!("xtask: running {}", self.name);
+        let name = self.name();
+        println!("xtask: running {name}");
         let start = Instant::now();
-        let mut command = Command::new(&self.executable);
+        let mut command = self.command();
         command.current_dir(&self.dir).env("CARGO_MANIFEST_DIR", &self.dir);
         command.envs(variables.iter().copied());
         let output = command.output().with_context(|| self.executable.display().to_string())?;
         let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
         let seconds = start.elapsed().as_secs_f64();
-        println!("xtask: {} ({seconds:.1} s)\n{err}{out}", self.name);
+        println!("xtask: {name} ({seconds:.1} s)\n{err}{out}");
         Ok(output.status.success())
     }
 }
@@ -122,9 +167,26 @@ mod tests {
             "not a message".to_owned(),
         ];
         let programs = parse(&messages.join("\n")).unwrap();
-        let names: Vec<_> = programs.iter().map(|one| (one.name.as_str(), one.waits)).collect();
-        assert_eq!(names, [("comm chaos", false), ("regatta chaos", true)]);
+        let names: Vec<_> = programs.iter().map(TestProgram::name).collect();
+        assert_eq!(names, ["comm chaos", "regatta chaos"]);
         assert_eq!(programs[0].dir, Path::new("/w/crates/comm"));
         assert!(parse("{").is_err());
+    }
+
+    #[test]
+    fn isolated_programs_have_a_queue_in_the_order_of_the_table() {
+        let names = [
+            ("regatta", "launch"),
+            ("train", "zero"),
+            ("regatta", "chaos"),
+            ("comm", "chaos"),
+            ("cuda", "trace"),
+            ("cuda", "graph"),
+        ];
+        let messages = names.map(|(package, target)| artifact(package, target, "\"/t/x\"", true));
+        let queues = queues(parse(&messages.join("\n")).unwrap());
+        let names = queues.map(|queue| queue.iter().map(TestProgram::name).collect::<Vec<_>>());
+        let isolated = ["cuda graph", "cuda trace", "regatta chaos", "train zero"];
+        assert_eq!(names, [["comm chaos", "regatta launch"].as_slice(), &isolated]);
     }
 }
