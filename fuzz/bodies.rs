@@ -17,6 +17,7 @@ use regatta_measure::compare::{CompareOptions, compare};
 use regatta_measure::{plot, read, write};
 use regatta_model::document::{Document, from_json, to_json, to_json_line};
 use regatta_model::{Allocation, BenchResult, CpuSet, Machine, Placement, hostlist};
+use regatta_observe::net_log::{NetLog, NetReport, report};
 use regatta_train::checkpoint::header;
 use regatta_train::checkpoint::huggingface::{config as hf_config, import};
 use regatta_train::checkpoint::manifest::{Manifest, Sidecar};
@@ -38,7 +39,7 @@ pub enum Body {
 }
 
 /// The targets by name; each has a corpus folder of the same name.
-pub const TARGETS: [(&str, Body); 15] = [
+pub const TARGETS: [(&str, Body); 16] = [
     ("hostlist", Body::Text(host_list)),
     ("cpuset", Body::Text(cpuset)),
     ("hostfile", Body::Text(host_file)),
@@ -54,6 +55,7 @@ pub const TARGETS: [(&str, Body); 15] = [
     ("tokenizer", Body::Text(tokenizer)),
     ("config", Body::Text(config)),
     ("safetensors", Body::Bytes(safetensors)),
+    ("net_log", Body::Bytes(net_log)),
 ];
 
 /// Runs one target on one input.
@@ -69,6 +71,22 @@ pub fn run(target: &str, data: &[u8]) {
             }
         }
     }
+}
+
+/// Logs of NCCL are judged in any chunks, and reports round trip. The first byte is the chunk length.
+fn net_log(data: &[u8]) {
+    let Some((&chunk, log)) = data.split_first() else { return };
+    let judge = |chunk: usize| {
+        let mut facts = NetLog::default();
+        let source = facts.add_source("log", None);
+        log.chunks(chunk).for_each(|part| facts.read(source, part));
+        facts.finish(source);
+        report::report(&facts, Some(&"ofi/GDRDMA".parse().expect("a valid requirement")))
+    };
+    let whole = judge(log.len().max(1));
+    assert_eq!(whole, judge(usize::from(chunk).max(1)));
+    let json = to_json(&whole).expect("reports are serialisable");
+    assert_eq!(from_json::<NetReport>(&json).expect("its own JSON"), whole);
 }
 
 /// No sequence of messages from an authenticated peer makes an agent or a coordinator panic. Each

@@ -19,6 +19,7 @@ use crate::commands::checkpoint::CheckpointArgs;
 use crate::commands::data::{self, DataArgs};
 use crate::commands::eval::{self, EvalArgs};
 use crate::commands::generate::{self, GenerateArgs};
+use crate::commands::net_log::{self, NetLogArgs};
 use crate::commands::runs::{self, RunsArgs};
 use crate::commands::train::{self, TrainArgs};
 use crate::options::{JobArgs, NamedValue, RankEnvArgs, SourceArgs, at_least, one_of, positive};
@@ -85,6 +86,9 @@ pub enum Command {
     /// Benchmark collectives like nccl-tests on CPUs or GPUs; compare and plot results
     #[command(after_long_help = BENCH_EXAMPLES)]
     Bench(Box<BenchArgs>),
+    /// Show which network NCCL or RCCL used, from the logs of a job
+    #[command(after_long_help = net_log::EXAMPLES)]
+    NetLog(NetLogArgs),
     /// Train a GPT or Llama model on one device or many, with a live dashboard
     #[command(after_long_help = train::args::EXAMPLES)]
     Train(Box<TrainArgs>),

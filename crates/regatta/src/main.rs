@@ -47,6 +47,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Env(args) => commands::env::run(&args).map(success),
         Command::Launch(args) => commands::launch::run(&args),
         Command::Bench(args) => commands::bench::run(*args),
+        Command::NetLog(args) => commands::net_log::run(&args),
         Command::Train(args) => commands::train::run(&args),
         Command::Generate(args) => commands::generate::run(&args).map(success),
         Command::Eval(args) => commands::eval::run(&args).map(success),

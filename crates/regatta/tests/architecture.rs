@@ -6,11 +6,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// All library crates that the binary may use.
-const LIBRARIES: &str =
-    "model discover place wire launch comm measure predict device kernels-cpu kernels-cuda train";
+const LIBRARIES: &str = "model discover place wire launch comm measure observe predict device kernels-cpu kernels-cuda train";
 
 /// The crates of this workspace that each crate may depend on, outside of tests.
-const ALLOWED_DEPENDENCIES: [(&str, &str); 17] = [
+const ALLOWED_DEPENDENCIES: [(&str, &str); 18] = [
     ("crates/model", ""),
     ("crates/discover", "model"),
     ("crates/place", "model"),
@@ -18,6 +17,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &str); 17] = [
     ("crates/launch", "model discover place wire"),
     ("crates/comm", "model wire"),
     ("crates/measure", "model comm"),
+    ("crates/observe", "model"),
     ("crates/predict", "model comm"),
     ("crates/kernels/device", "model comm"),
     ("crates/kernels/cpu", "model comm device"),
@@ -28,13 +28,13 @@ const ALLOWED_DEPENDENCIES: [(&str, &str); 17] = [
     ("crates/regatta", LIBRARIES),
     (
         "bench",
-        "model discover place wire launch comm predict device kernels-cpu kernels-cuda train testbed",
+        "model discover place wire launch comm observe predict device kernels-cpu kernels-cuda train testbed",
     ),
     ("xtask", ""),
 ];
 
 /// Crates without any I/O, and the identifiers that would be I/O.
-const PURE: [&str; 3] = ["crates/model", "crates/place", "crates/predict"];
+const PURE: [&str; 4] = ["crates/model", "crates/observe", "crates/place", "crates/predict"];
 const IO: &str = "std::fs std::process std::env std::io:: TcpStream TcpListener UdpSocket \
                   ToSocketAddrs Instant::now SystemTime::now libc::";
 

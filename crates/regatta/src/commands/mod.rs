@@ -14,6 +14,7 @@ pub mod launch;
 pub mod man;
 pub mod map;
 pub mod model_args;
+pub mod net_log;
 pub mod rank_events;
 pub mod rank_worker;
 pub mod reporter_output;

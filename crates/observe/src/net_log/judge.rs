@@ -1,0 +1,571 @@
+//! Judges the facts: findings with their fixes, and the verdict.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use regatta_model::units::pluralize;
+
+use super::interface::{self, InterfaceKind};
+use super::report::{
+    Finding, Gdr, Level, NetReport, RankReport, describe_ranks, number_ranges, rank_list,
+};
+use super::transport::TransportKind;
+
+/// Fix of a log without records.
+pub const NO_RECORDS_FIX: &str = "set NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET,ENV in the job, or \
+                                  run it with `regatta launch --check-net`";
+/// Most warnings of the library in a report.
+const MAX_WARNINGS: usize = 3;
+/// Most elements of a list in a sentence.
+const MAX_NAMES: usize = 8;
+
+/// All findings, the worst first.
+pub fn findings(report: &NetReport) -> Vec<Finding> {
+    let mut found = Vec::new();
+    if report.ranks.is_empty() {
+        let message = "no record of NCCL or RCCL in the log".to_owned();
+        return vec![finding(Level::Unknown, "no-records", message, NO_RECORDS_FIX)];
+    }
+    found.extend(tcp_network(report));
+    found.extend(socket_interfaces(report));
+    found.extend(plugin(report));
+    found.extend(gdr(report));
+    found.extend(differing_ranks(report));
+    found.extend(missing_ranks(report));
+    found.extend(no_channels(report));
+    found.extend(bootstrap(report));
+    found.extend(shared_memory(report));
+    found.extend(library_warnings(report));
+    found.sort_by_key(|finding| std::cmp::Reverse(finding.level));
+    found
+}
+
+fn finding(level: Level, code: &str, message: String, fix: impl Into<String>) -> Finding {
+    let fix = Some(fix.into()).filter(|fix| !fix.is_empty());
+    Finding { level, code: code.to_owned(), message, fix, ranks: String::new() }
+}
+
+impl Finding {
+    /// With the ranks that are concerned, unless these are all.
+    fn of(mut self, ranks: &[&RankReport], report: &NetReport) -> Self {
+        if ranks.len() < report.ranks.len() {
+            self.ranks = rank_list(ranks);
+        }
+        self
+    }
+}
+
+/// Level and sentence of the verdict.
+pub fn verdict(report: &NetReport) -> (Level, String) {
+    let size = size(report);
+    if let Some(worst) = report.findings.iter().find(|f| f.level > Level::Note) {
+        return (worst.level, worst.message.clone());
+    }
+    let networks: BTreeSet<&str> =
+        report.ranks.iter().flat_map(|rank| rank.networks_used()).collect();
+    let Some(name) = networks.into_iter().next() else {
+        let local: BTreeSet<String> = report.groups.iter().flat_map(|g| g.local.clone()).collect();
+        let by = local.into_iter().collect::<Vec<_>>().join(", ");
+        return (
+            Level::Ok,
+            format!(
+                "{size} on one node communicate{} by {by}; no network is used",
+                s_of(report.ranks.len())
+            ),
+        );
+    };
+    let provider = report.ranks.iter().find_map(|rank| rank.plugin.provider.as_deref());
+    let provider = provider.map_or(String::new(), |provider| format!(" ({provider})"));
+    let is_known = report.ranks.iter().any(|rank| rank.gdr == Gdr::On);
+    let gdr = if is_known { " with GPUDirect RDMA" } else { "" };
+    let s = s_of(report.ranks.len());
+    (Level::Ok, format!("{size} use{s} NET/{name}{provider}{gdr}"))
+}
+
+/// Ending of the verb of this many ranks.
+fn s_of(ranks: usize) -> &'static str {
+    if ranks == 1 { "s" } else { "" }
+}
+
+fn size(report: &NetReport) -> String {
+    let nodes = match report.nodes {
+        0 | 1 => String::new(),
+        nodes => format!(" on {nodes} nodes"),
+    };
+    format!("{}{nodes}", pluralize(report.ranks.len(), "rank"))
+}
+
+/// Ranks with a property.
+fn ranks_with(report: &NetReport, is: impl Fn(&RankReport) -> bool) -> Vec<&RankReport> {
+    report.ranks.iter().filter(|rank| is(rank)).collect()
+}
+
+fn uses_tcp(rank: &RankReport) -> bool {
+    let used = rank.networks_used();
+    used.contains("Socket") || used.is_empty() && rank.network.as_deref() == Some("Socket")
+}
+
+/// TCP between nodes is wrong wherever a faster network is present, and a warning elsewhere.
+fn tcp_network(report: &NetReport) -> Option<Finding> {
+    let tcp = ranks_with(report, |rank| rank.networks_used().contains("Socket"));
+    let first = tcp.first()?;
+    let level = match tcp.iter().any(|rank| has_fast_network(rank)) {
+        true => Level::Failure,
+        false => Level::Warning,
+    };
+    let who = describe_ranks(&tcp, report.ranks.len());
+    let s = s_of(tcp.len());
+    let message = format!("{who} use{s} TCP between nodes (NET/Socket), not an RDMA network");
+    Some(finding(level, "tcp-network", message, network_fix(first, report)).of(&tcp, report))
+}
+
+/// Whether the log of a rank shows that TCP is a fall-back.
+fn has_fast_network(rank: &RankReport) -> bool {
+    let fabric = rank.sockets.values().chain(&rank.bootstrap);
+    fabric.into_iter().any(|name| interface::kind(name) == InterfaceKind::Fabric)
+        || !rank.ib_devices.is_empty()
+        || rank.plugin.failure.is_some()
+        || rank.plugin.is_loaded()
+        || forced_tcp(rank).is_some()
+        || rank.variables.get("NCCL_NET_PLUGIN").is_some_and(|value| value != "none")
+}
+
+/// The variable that makes NCCL use TCP.
+fn forced_tcp(rank: &RankReport) -> Option<String> {
+    let is = |name: &str, values: &[&str]| {
+        let value = rank.variables.get(name)?;
+        let is_one = values.iter().any(|v| v.eq_ignore_ascii_case(value));
+        is_one.then(|| format!("{name}={value}"))
+    };
+    is("NCCL_NET", &["Socket"])
+        .or_else(|| is("NCCL_IB_DISABLE", &["1"]))
+        .or_else(|| is("NCCL_NET_PLUGIN", &["none", ""]))
+}
+
+/// How to get a rank off TCP.
+pub fn network_fix(rank: &RankReport, report: &NetReport) -> String {
+    let is_slingshot = report.ranks.iter().any(|rank| {
+        rank.sockets.values().chain(&rank.bootstrap).any(|name| name.starts_with("hsn"))
+    });
+    if let Some(setting) = forced_tcp(rank) {
+        let name = setting.split('=').next().unwrap_or_default();
+        return format!("unset {name}: {setting} makes NCCL use TCP");
+    }
+    if rank.plugin.failure.is_some() {
+        return plugin_fix(rank);
+    }
+    if rank.plugin.not_found.is_some() && (is_slingshot || !rank.ib_missing) || is_slingshot {
+        return format!(
+            "{}; set NCCL_NET=\"AWS Libfabric\" (its name in recent releases: Libfabric), so that the \
+             job fails instead of using TCP; `regatta env` prints the settings of the site",
+            plugin_fix(rank)
+        );
+    }
+    if rank.ib_missing {
+        return "on a cluster with InfiniBand or RoCE: check that /dev/infiniband and libibverbs are \
+                visible to the job (also inside the container) and that NCCL_IB_HCA names existing \
+                devices; with another network, load its plug-in by NCCL_NET_PLUGIN"
+            .to_owned();
+    }
+    "load the network's plug-in (NCCL_NET_PLUGIN=/path/to/libnccl-net.so), or make InfiniBand visible to \
+     the job; `regatta env` prints the settings of the site"
+        .to_owned()
+}
+
+/// How to get a plug-in loaded.
+fn plugin_fix(rank: &RankReport) -> String {
+    let failure = rank.plugin.failure.as_deref().unwrap_or_default();
+    let is_rccl = rank.library.as_deref().is_some_and(|version| version.starts_with("RCCL"))
+        || rank.plugin.not_found.as_deref().is_some_and(|text| text.contains("rccl"));
+    let library = if is_rccl { "librccl-net.so" } else { "libnccl-net.so" };
+    match failure {
+        "" => format!(
+            "set NCCL_NET_PLUGIN to the absolute path of the plug-in ({library} of aws-ofi-nccl or \
+             aws-ofi-rccl on Slingshot and EFA), and bind it into the container if there is one"
+        ),
+        _ if failure.contains("Failed to initialize") => {
+            "the plug-in found no usable device: check that the provider's devices (/dev/cxi*, \
+             /dev/infiniband) and the site's libfabric are visible to the job, and look for the plug-in's \
+             own warnings with FI_LOG_LEVEL=warn"
+                .to_owned()
+        }
+        _ if failure.contains("unsupported") => {
+            "the plug-in exports no interface version that this NCCL knows: use a plug-in built for it"
+                .to_owned()
+        }
+        _ => "the plug-in needs a library that is missing or of another version: put the site's libfabric \
+              into LD_LIBRARY_PATH in front of others (in a container: bind it from the host), and check \
+              with `ldd`"
+            .to_owned(),
+    }
+}
+
+/// Interfaces that TCP uses or may use.
+fn socket_interfaces(report: &NetReport) -> Option<Finding> {
+    let is_wrong = |rank: &RankReport, name: &str| {
+        let has_fabric = rank.sockets.values().any(|n| interface::kind(n) == InterfaceKind::Fabric);
+        match interface::kind(name) {
+            InterfaceKind::Fabric => false,
+            InterfaceKind::Management | InterfaceKind::Virtual => true,
+            InterfaceKind::Ethernet => has_fabric,
+        }
+    };
+    // Interfaces of the list are used unless the channels name others.
+    let names = |rank: &RankReport| -> BTreeSet<String> {
+        let used = rank.transports.iter().filter(|t| t.transport.name == "Socket");
+        let used: BTreeSet<String> = used.filter_map(|t| t.nic.clone()).collect();
+        let all = rank.sockets.values().cloned();
+        let candidates = if used.is_empty() { all.collect() } else { used };
+        candidates.into_iter().filter(|name| is_wrong(rank, name)).collect()
+    };
+    let in_list = |rank: &RankReport| rank.sockets.values().any(|name| is_wrong(rank, name));
+    let carries = ranks_with(report, |rank| uses_tcp(rank) && !names(rank).is_empty());
+    let is_used = |rank: &&RankReport| rank.networks_used().contains("Socket");
+    let (ranks, level, verb) = match carries.iter().any(is_used) {
+        true => (carries, Level::Failure, "traffic between nodes goes over"),
+        false => {
+            let listed = ranks_with(report, in_list);
+            let undecided = listed.iter().any(|rank| rank.network.is_none() || uses_tcp(rank));
+            let level = if undecided { Level::Failure } else { Level::Note };
+            (listed, level, "NCCL's list of interfaces for TCP includes")
+        }
+    };
+    let first = ranks.first()?;
+    let mut wrong: BTreeSet<String> = ranks.iter().flat_map(|rank| names(rank)).collect();
+    if wrong.is_empty() {
+        let all = ranks.iter().flat_map(|rank| rank.sockets.values().map(move |n| (rank, n)));
+        wrong = all.filter(|(rank, name)| is_wrong(rank, name)).map(|(_, n)| n.clone()).collect();
+    }
+    let is_virtual = wrong.iter().all(|name| interface::kind(name) == InterfaceKind::Virtual);
+    let what = if is_virtual {
+        "an interface that reaches no other node"
+    } else {
+        "the management network"
+    };
+    let names = wrong.into_iter().take(MAX_NAMES).collect::<Vec<_>>().join(", ");
+    let who = describe_ranks(&ranks, report.ranks.len());
+    let message = format!("{verb} {what} ({names}) on {who}");
+    let found = finding(level, "management-network", message, interface_fix(first));
+    Some(found.of(&ranks, report))
+}
+
+/// The setting that selects the fabric's interfaces.
+fn interface_fix(rank: &RankReport) -> String {
+    let names = rank.sockets.values().chain(&rank.bootstrap);
+    let fabric: BTreeSet<&str> = names
+        .filter(|name| interface::kind(name) == InterfaceKind::Fabric)
+        .map(|name| interface::prefix(name))
+        .collect();
+    let set = match rank.variables.get("NCCL_SOCKET_IFNAME") {
+        Some(value) => format!("NCCL_SOCKET_IFNAME is {value}: set it to"),
+        None => "set NCCL_SOCKET_IFNAME to".to_owned(),
+    };
+    match fabric.is_empty() {
+        true => format!(
+            "{set} the interfaces of the high-speed network (hsn on Slingshot, ib on InfiniBand)"
+        ),
+        false => format!("{set} {}", fabric.into_iter().collect::<Vec<_>>().join(",")),
+    }
+}
+
+/// Plug-ins that failed, and plug-ins that were asked for but not found.
+fn plugin(report: &NetReport) -> Option<Finding> {
+    let failed = ranks_with(report, |rank| {
+        rank.plugin.failure.is_some() && !(rank.plugin.is_loaded() && !uses_tcp(rank))
+    });
+    if let Some(first) = failed.first() {
+        let who = describe_ranks(&failed, report.ranks.len());
+        let why = first.plugin.failure.as_deref().unwrap_or_default();
+        let message = format!("the network plug-in could not be used on {who}: {why}");
+        let level =
+            if failed.iter().any(|rank| uses_tcp(rank)) { Level::Failure } else { Level::Warning };
+        return Some(
+            finding(level, "plugin-failed", message, plugin_fix(first)).of(&failed, report),
+        );
+    }
+    let missing = ranks_with(report, |rank| {
+        let asked = rank.variables.get("NCCL_NET_PLUGIN").is_some_and(|value| value != "none");
+        rank.plugin.not_found.is_some() && !rank.plugin.is_loaded() && (asked || uses_tcp(rank))
+    });
+    let first = missing.first()?;
+    let who = describe_ranks(&missing, report.ranks.len());
+    let asked = first.variables.get("NCCL_NET_PLUGIN");
+    let (level, name) = match asked {
+        Some(name) => (Level::Warning, format!("NCCL_NET_PLUGIN={name}")),
+        None => (Level::Note, first.plugin.not_found.clone().unwrap_or_default()),
+    };
+    let message = format!("no network plug-in was found on {who} ({name})");
+    Some(finding(level, "plugin-not-found", message, plugin_fix(first)).of(&missing, report))
+}
+
+/// GPUDirect RDMA that is off, on networks that have it.
+fn gdr(report: &NetReport) -> Vec<Finding> {
+    let of = |gdr: Gdr| ranks_with(report, |rank| rank.gdr == gdr && !uses_tcp(rank));
+    let all = report.ranks.len();
+    let mut found = Vec::new();
+    for (state, level, code) in [
+        (Gdr::Off, Level::Warning, "gdr-off"),
+        (Gdr::Partial, Level::Warning, "gdr-partial"),
+        (Gdr::ReceiveOnly, Level::Note, "gdr-receive-only"),
+    ] {
+        let ranks = of(state);
+        let Some(first) = ranks.first() else { continue };
+        let who = describe_ranks(&ranks, all);
+        let message = match state {
+            Gdr::ReceiveOnly => format!("GPUDirect RDMA is on for receives only on {who}"),
+            _ => format!("GPUDirect RDMA is {} on {who}", state.name()),
+        };
+        let fix = match state {
+            Gdr::ReceiveOnly => {
+                "usual on GPUs without NVLink; NCCL_NET_GDR_READ=1 turns it on for sends, \
+                                 too: measure with `regatta bench`"
+                    .to_owned()
+            }
+            _ => gdr_fix(first),
+        };
+        found.push(finding(level, code, message, fix).of(&ranks, report));
+    }
+    found
+}
+
+/// How to turn on GPUDirect RDMA.
+pub fn gdr_fix(rank: &RankReport) -> String {
+    if let Some(level) = rank.variables.get("NCCL_NET_GDR_LEVEL") {
+        let is_off = ["0", "LOC"].iter().any(|off| off.eq_ignore_ascii_case(level));
+        if is_off {
+            return format!("unset NCCL_NET_GDR_LEVEL: {level} disables GPUDirect RDMA");
+        }
+    }
+    let reason = match &rank.gdr_disabled {
+        Some(text) => format!(" (the log says: {text})"),
+        None => String::new(),
+    };
+    format!(
+        "set NCCL_NET_GDR_LEVEL=PHB{reason}; if it stays off, check that the driver's nvidia-peermem or \
+         DMA-BUF support (AMD: amdgpu's peer memory) and, on Slingshot, /dev/gdrdrv are available to the job"
+    )
+}
+
+/// A property in which all ranks should agree.
+struct Property {
+    code: &'static str,
+    level: Level,
+    /// How a value is introduced: `network NET/Socket`.
+    name: &'static str,
+    value: fn(&RankReport) -> Option<String>,
+    fix: &'static str,
+}
+
+const SAME_ENVIRONMENT: &str = "start all ranks with the same modules, container and variables; check the \
+                                nodes named above";
+
+/// Properties, and why they should be equal.
+const PROPERTIES: [Property; 7] = [
+    Property {
+        code: "networks-differ",
+        level: Level::Failure,
+        name: "network",
+        value: |rank| {
+            let used = rank.networks_used().into_iter().collect::<Vec<_>>().join(", ");
+            let name = if used.is_empty() { rank.network.clone()? } else { used };
+            Some(format!("NET/{name}"))
+        },
+        fix: SAME_ENVIRONMENT,
+    },
+    Property {
+        code: "gdr-differs",
+        level: Level::Warning,
+        name: "GPUDirect RDMA",
+        value: |rank| {
+            let is_known = rank.gdr != Gdr::Unknown && !uses_tcp(rank);
+            is_known.then(|| rank.gdr.name().to_owned())
+        },
+        fix: "compare driver, kernel modules (nvidia-peermem) and device files of the nodes",
+    },
+    Property {
+        code: "plugins-differ",
+        level: Level::Warning,
+        name: "plug-in",
+        value: |rank| match rank.plugin.describe() {
+            Some(plugin) => Some(plugin),
+            None => (rank.plugin.not_found.is_some() || rank.plugin.failure.is_some())
+                .then(|| "none".to_owned()),
+        },
+        fix: SAME_ENVIRONMENT,
+    },
+    Property {
+        code: "versions-differ",
+        level: Level::Warning,
+        name: "library",
+        value: |rank| rank.library.clone(),
+        fix: "load the same NCCL or RCCL on all nodes",
+    },
+    Property {
+        code: "interfaces-differ",
+        level: Level::Warning,
+        name: "TCP interfaces",
+        value: |rank| {
+            let names: Vec<&str> = rank.sockets.values().map(String::as_str).collect();
+            (!names.is_empty()).then(|| names.join(","))
+        },
+        fix: "name the interfaces in NCCL_SOCKET_IFNAME, and check the links of the nodes named above",
+    },
+    Property {
+        code: "bootstrap-differs",
+        level: Level::Note,
+        name: "bootstrap interface",
+        value: |rank| rank.bootstrap.clone(),
+        fix: "name the interfaces in NCCL_SOCKET_IFNAME",
+    },
+    Property {
+        code: "nics-differ",
+        level: Level::Warning,
+        name: "InfiniBand devices",
+        value: |rank| {
+            let names: Vec<&str> = rank.ib_devices.values().map(String::as_str).collect();
+            (!names.is_empty()).then(|| names.join(","))
+        },
+        fix: "check the links of the nodes named above (ibstat), or name the devices in NCCL_IB_HCA",
+    },
+];
+
+/// Ranks that differ from the majority.
+fn differing_ranks(report: &NetReport) -> Vec<Finding> {
+    PROPERTIES.iter().flat_map(|property| differences(property, report)).collect()
+}
+
+fn differences(property: &Property, report: &NetReport) -> Vec<Finding> {
+    let mut by_value: BTreeMap<String, Vec<&RankReport>> = BTreeMap::new();
+    for rank in &report.ranks {
+        if let Some(value) = (property.value)(rank) {
+            by_value.entry(value).or_default().push(rank);
+        }
+    }
+    if by_value.len() < 2 {
+        return Vec::new();
+    }
+    let known: usize = by_value.values().map(Vec::len).sum();
+    let Property { name, code, level, fix, .. } = property;
+    let majority = by_value.iter().find(|(_, ranks)| ranks.len() * 2 > known);
+    let Some((usual, _)) = majority else {
+        let parts = by_value.iter().take(MAX_NAMES);
+        let parts =
+            parts.map(|(value, ranks)| format!("{value} on {}", describe_ranks(ranks, usize::MAX)));
+        let message = format!("ranks differ in {name}: {}", parts.collect::<Vec<_>>().join("; "));
+        return vec![finding(*level, code, message, *fix)];
+    };
+    let minority = by_value.iter().filter(|(value, _)| *value != usual).take(MAX_NAMES);
+    let finding = |(value, ranks): (&String, &Vec<&RankReport>)| {
+        let who = describe_ranks(ranks, known);
+        let differ = if ranks.len() == 1 { "differs" } else { "differ" };
+        let message = format!("{who} {differ} from the others: {name} {value}, not {usual}");
+        finding(*level, code, message, *fix).of(ranks, report)
+    };
+    minority.map(finding).collect()
+}
+
+/// Ranks of the largest communicator without a log.
+fn missing_ranks(report: &NetReport) -> Option<Finding> {
+    let expected = report.expected_ranks?;
+    let present: BTreeSet<u32> = report.ranks.iter().filter_map(|rank| rank.rank).collect();
+    if report.ranks.len() as u64 >= u64::from(expected) || present.len() != report.ranks.len() {
+        return None;
+    }
+    let count = expected as usize - report.ranks.len();
+    let missing = (0..expected).filter(|rank| !present.contains(rank));
+    let ranges = number_ranges(missing);
+    let names = match ranges.len() > MAX_NAMES {
+        true => String::new(),
+        false => format!(": {}", ranges.join(",")),
+    };
+    let message =
+        format!("the log has no record of {} of {expected}{names}", pluralize(count, "rank"));
+    let fix = "pass the logs of all ranks; `regatta launch --check-net` writes one per rank";
+    Some(finding(Level::Note, "missing-ranks", message, fix))
+}
+
+/// Ranks that have initialised but not connected a channel.
+fn no_channels(report: &NetReport) -> Option<Finding> {
+    let has_channels = |rank: &RankReport| !rank.transports.is_empty();
+    if report.expected_ranks == Some(1) || report.ranks.iter().any(has_channels) {
+        return None;
+    }
+    let by = report.ranks.iter().find_map(|rank| rank.network.as_deref());
+    let network = by.map_or(String::new(), |name| format!("; NCCL has chosen NET/{name}"));
+    let message = format!("the log has no channel of any rank{network}");
+    let fix = "channels are connected by the first collective (from NCCL 2.22 on): let the job run one, \
+               with NCCL_DEBUG=INFO and INIT in NCCL_DEBUG_SUBSYS";
+    Some(finding(Level::Unknown, "no-channels", message, fix))
+}
+
+/// Bootstrap connections over the wrong interface: slow start of large jobs, or none at all.
+fn bootstrap(report: &NetReport) -> Option<Finding> {
+    let kind = |rank: &RankReport| rank.bootstrap.as_deref().map(interface::kind);
+    let wrong = |rank: &RankReport| match kind(rank) {
+        Some(InterfaceKind::Management) => true,
+        Some(InterfaceKind::Virtual) => report.nodes > 1,
+        _ => false,
+    };
+    let ranks = ranks_with(report, wrong);
+    let first = ranks.first()?;
+    let name = first.bootstrap.as_deref().unwrap_or_default();
+    let who = describe_ranks(&ranks, report.ranks.len());
+    let (level, what) = match kind(first) {
+        Some(InterfaceKind::Virtual) => (Level::Warning, "an interface that reaches no other node"),
+        _ => (Level::Note, "the management network"),
+    };
+    let message = format!("bootstrap connections of {who} use {what} ({name})");
+    Some(finding(level, "bootstrap-interface", message, interface_fix(first)).of(&ranks, report))
+}
+
+/// GPUs of a node that copy through host memory.
+fn shared_memory(report: &NetReport) -> Option<Finding> {
+    let has = |rank: &RankReport, kind| rank.transports.iter().any(|t| t.transport.kind == kind);
+    let shm =
+        ranks_with(report, |rank| has(rank, TransportKind::Shm) && !has(rank, TransportKind::P2p));
+    let first = shm.first()?;
+    let who = describe_ranks(&shm, report.ranks.len());
+    let message =
+        format!("GPUs of one node communicate through host memory (SHM), not P2P, on {who}");
+    let fix = match first.variables.get("NCCL_P2P_DISABLE") {
+        Some(value) if value != "0" => format!("unset NCCL_P2P_DISABLE ({value})"),
+        _ => "normal on PCIe across sockets; with NVLink or xGMI: let every rank see all GPUs of the node \
+              (no --gpus-per-task or --gpu-bind cgroups), and check NCCL_P2P_LEVEL and IOMMU settings"
+            .to_owned(),
+    };
+    Some(finding(Level::Note, "shared-memory", message, fix).of(&shm, report))
+}
+
+/// The first warnings of the library itself.
+fn library_warnings(report: &NetReport) -> Vec<Finding> {
+    let mut by_text: Vec<(&str, Vec<&RankReport>)> = Vec::new();
+    for rank in &report.ranks {
+        for text in &rank.warnings {
+            match by_text.iter().position(|(known, _)| known == text) {
+                Some(at) => by_text[at].1.push(rank),
+                None if by_text.len() < MAX_WARNINGS => by_text.push((text, vec![rank])),
+                None => {}
+            }
+        }
+    }
+    let finding = |(text, ranks): (&str, Vec<&RankReport>)| {
+        let who = describe_ranks(&ranks, report.ranks.len());
+        let (level, fix) = match text {
+            _ if text.contains("network") && text.contains("not found")
+                || text.contains("Failed to initialize any NET plugin") =>
+            {
+                (Level::Failure, network_name_fix(ranks[0]))
+            }
+            _ => (Level::Note, String::new()),
+        };
+        finding(level, "library-warning", format!("NCCL warns on {who}: {text}"), fix)
+            .of(&ranks, report)
+    };
+    by_text.into_iter().map(finding).collect()
+}
+
+/// `NCCL_NET` names a network that does not exist.
+fn network_name_fix(rank: &RankReport) -> String {
+    let name = rank.variables.get("NCCL_NET");
+    let set = name.map_or(String::new(), |name| format!("NCCL_NET={name} names no network here: "));
+    format!("{set}{}", plugin_fix(rank))
+}

@@ -1,0 +1,233 @@
+//! The network that a job must use.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::judge;
+use super::report::{Gdr, NetReport, RankReport, describe_ranks};
+
+/// A network that a job must use, as `AWS Libfabric`, `ofi`, `cxi`, `ib`; with `/GDRDMA` behind it also
+/// GPUDirect RDMA.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Requirement {
+    text: String,
+    network: RequiredNetwork,
+    gdr: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum RequiredNetwork {
+    /// NCCL's own InfiniBand and RoCE network.
+    Ib,
+    Socket,
+    /// A libfabric plug-in, with this provider.
+    Libfabric {
+        provider: Option<&'static str>,
+    },
+    /// A plug-in by its name in NCCL's log, in lower case without punctuation.
+    Named(String),
+}
+
+/// Why a text is not a requirement.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error(
+    "a network's name, as ib, ofi, cxi, efa, \"AWS Libfabric\" or socket; add /GDRDMA to require \
+         GPUDirect RDMA"
+)]
+pub struct InvalidRequirement;
+
+/// Result of a requirement.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequirementResult {
+    /// The requirement.
+    pub network: String,
+    /// Whether all ranks fulfil it.
+    pub satisfied: bool,
+    /// Why it is not fulfilled, or not proven.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// What to do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fix: Option<String>,
+}
+
+impl fmt::Display for Requirement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl FromStr for Requirement {
+    type Err = InvalidRequirement;
+
+    fn from_str(text: &str) -> Result<Self, InvalidRequirement> {
+        let name = text.trim();
+        let name = match name.get(..4) {
+            Some(prefix) if prefix.eq_ignore_ascii_case("net/") => &name[4..],
+            _ => name,
+        };
+        let (name, gdr) = match name.rsplit_once('/') {
+            Some((name, flag)) if normalize(flag) == "gdrdma" || normalize(flag) == "gdr" => {
+                (name, true)
+            }
+            Some(_) => return Err(InvalidRequirement),
+            None => (name, false),
+        };
+        let network = match normalize(name).as_str() {
+            "" => return Err(InvalidRequirement),
+            "ib" | "infiniband" | "roce" | "verbs" => RequiredNetwork::Ib,
+            "socket" | "tcp" => RequiredNetwork::Socket,
+            "ofi" | "libfabric" | "awslibfabric" | "aws" | "awsofinccl" | "awsofirccl" => {
+                RequiredNetwork::Libfabric { provider: None }
+            }
+            "cxi" | "slingshot" => RequiredNetwork::Libfabric { provider: Some("cxi") },
+            "efa" => RequiredNetwork::Libfabric { provider: Some("efa") },
+            other => RequiredNetwork::Named(other.to_owned()),
+        };
+        Ok(Self { text: text.trim().to_owned(), network, gdr })
+    }
+}
+
+/// How a rank fulfils a requirement.
+enum Fulfilment {
+    Proven,
+    /// The log does not say it.
+    Unproven(String),
+    Violated(String),
+}
+
+impl Requirement {
+    /// Checks all ranks of a report.
+    pub fn check(&self, report: &NetReport) -> RequirementResult {
+        let network = self.text.clone();
+        let result = |satisfied, reason: Option<String>, fix| RequirementResult {
+            network: network.clone(),
+            satisfied,
+            reason,
+            fix,
+        };
+        if report.ranks.is_empty() {
+            let reason = "the log has no record of NCCL or RCCL".to_owned();
+            return result(false, Some(reason), Some(judge::NO_RECORDS_FIX.to_owned()));
+        }
+        let checked: Vec<(&RankReport, Fulfilment)> =
+            report.ranks.iter().map(|rank| (rank, self.check_rank(rank))).collect();
+        let violated = |f: &Fulfilment| match f {
+            Fulfilment::Violated(why) => Some(why.clone()),
+            _ => None,
+        };
+        let unproven = |f: &Fulfilment| match f {
+            Fulfilment::Unproven(why) => Some(why.clone()),
+            _ => None,
+        };
+        let first = |select: &dyn Fn(&Fulfilment) -> Option<String>| {
+            let why = checked.iter().find_map(|(_, f)| select(f))?;
+            let same = checked.iter().filter(|(_, f)| select(f).as_ref() == Some(&why));
+            let ranks: Vec<&RankReport> = same.map(|(rank, _)| *rank).collect();
+            Some((why, ranks))
+        };
+        if let Some((why, ranks)) = first(&violated) {
+            let who = describe_ranks(&ranks, report.ranks.len());
+            return result(false, Some(format!("{who}: {why}")), self.fix(report, &ranks));
+        }
+        if let Some((why, ranks)) = first(&unproven) {
+            let who = describe_ranks(&ranks, report.ranks.len());
+            let fix = "log the first collective with NCCL_DEBUG=INFO and \
+                       NCCL_DEBUG_SUBSYS=INIT,NET,ENV, on all ranks";
+            return result(false, Some(format!("not proven: {who}: {why}")), Some(fix.to_owned()));
+        }
+        result(true, None, None)
+    }
+
+    fn fix(&self, report: &NetReport, ranks: &[&RankReport]) -> Option<String> {
+        let rank = ranks.first()?;
+        let right_network =
+            match rank.networks_used().into_iter().next().or(rank.network.as_deref()) {
+                Some(name) => self.is_network(name),
+                None => false,
+            };
+        match &self.network {
+            _ if right_network && self.gdr => Some(judge::gdr_fix(rank)),
+            RequiredNetwork::Socket => Some("set NCCL_NET=Socket".to_owned()),
+            _ => Some(judge::network_fix(rank, report)),
+        }
+    }
+
+    fn is_network(&self, name: &str) -> bool {
+        let name = normalize(name);
+        match &self.network {
+            RequiredNetwork::Ib => name == "ib" || name == "ibext" || name.starts_with("ibextv"),
+            RequiredNetwork::Socket => name == "socket",
+            RequiredNetwork::Libfabric { .. } => name.contains("libfabric") || name == "ofi",
+            RequiredNetwork::Named(required) => name == *required,
+        }
+    }
+
+    fn check_rank(&self, rank: &RankReport) -> Fulfilment {
+        let used = rank.networks_used();
+        let networks = match (used.is_empty(), &rank.network) {
+            (false, _) => used.into_iter().collect(),
+            (true, Some(name)) => vec![name.as_str()],
+            (true, None) => {
+                return Fulfilment::Unproven("no network and no channel between nodes".to_owned());
+            }
+        };
+        if let Some(wrong) = networks.iter().find(|name| !self.is_network(name)) {
+            return Fulfilment::Violated(format!("uses NET/{wrong}, not {}", self.text));
+        }
+        if let RequiredNetwork::Libfabric { provider: Some(required) } = &self.network {
+            match &rank.plugin.provider {
+                Some(found) if found.split(';').any(|part| part == *required) => {}
+                Some(found) => {
+                    return Fulfilment::Violated(format!(
+                        "libfabric provider {found}, not {required}"
+                    ));
+                }
+                None => {
+                    return Fulfilment::Unproven("libfabric's provider is not logged".to_owned());
+                }
+            }
+        }
+        match rank.gdr {
+            _ if !self.gdr => Fulfilment::Proven,
+            Gdr::On => Fulfilment::Proven,
+            // Without channels between nodes there is nothing to copy.
+            Gdr::Unknown if rank.networks_used().is_empty() => Fulfilment::Proven,
+            Gdr::Unknown => Fulfilment::Unproven("GPUDirect RDMA is not logged".to_owned()),
+            gdr => Fulfilment::Violated(format!("GPUDirect RDMA is {}", gdr.name())),
+        }
+    }
+}
+
+/// Lower case, letters and digits only.
+fn normalize(name: &str) -> String {
+    name.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_networks_are_accepted_as_users_write_them() {
+        let network = |text: &str| text.parse::<Requirement>().unwrap();
+        for name in
+            ["AWS Libfabric", "aws libfabric", "ofi", "OFI", "NET/AWS Libfabric", "libfabric"]
+        {
+            assert_eq!(
+                network(name).network,
+                RequiredNetwork::Libfabric { provider: None },
+                "{name}"
+            );
+            assert!(network(name).is_network("Libfabric") && !network(name).is_network("Socket"));
+        }
+        assert_eq!(network("InfiniBand").network, RequiredNetwork::Ib);
+        assert!(network("ib/GDRDMA").gdr && network("ib").is_network("IB"));
+        assert!(network("fastrak").is_network("FasTrak"));
+        for invalid in ["", " ", "ib/fast", "/GDRDMA"] {
+            assert!(invalid.parse::<Requirement>().is_err(), "{invalid}");
+        }
+    }
+}

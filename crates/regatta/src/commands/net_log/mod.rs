@@ -1,0 +1,135 @@
+//! `regatta net-log`: the network that NCCL or RCCL used, from their debug logs.
+
+mod render;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use regatta_model::document;
+use regatta_observe::net_log::report::{Level, report};
+use regatta_observe::net_log::{NetLog, Requirement};
+
+use crate::output;
+use render::{failed_requirement, render};
+
+/// Size of the chunks in which logs are read.
+const CHUNK: usize = 1 << 20;
+/// Folder of the logs of `regatta launch --check-net` in a run folder.
+const FOLDER: &str = "net";
+
+/// `regatta net-log`.
+#[derive(Debug, Args)]
+pub struct NetLogArgs {
+    /// Logs of the job (`-`: standard input), or the run folder of `regatta launch --check-net`
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+    /// Exit with status 1 unless all ranks use this network: ib, ofi, cxi, efa, socket, or a plug-in by
+    /// its name in the log; NAME/GDRDMA also requires GPUDirect RDMA
+    #[arg(long, value_name = "NAME", value_parser = requirement)]
+    require: Option<Requirement>,
+    /// Print the report as JSON, with the transports of each rank
+    #[arg(long)]
+    json: bool,
+}
+
+/// Examples in the help.
+pub const EXAMPLES: &str = "\
+Examples:
+  regatta net-log slurm-123456.out              the network of a job that ran with NCCL_DEBUG=INFO
+  regatta net-log nccl.*.log                    one log per rank (NCCL_DEBUG_FILE=nccl.%h.%p.log)
+  regatta net-log --require ib/GDRDMA job.out   status 1 unless all use InfiniBand and GPUDirect RDMA
+  regatta net-log --require cxi --json job.out  Slingshot by libfabric, as JSON
+  kubectl logs worker-0 | regatta net-log -     from a pipe
+  regatta net-log runs/20261117-223922-1        the logs that `regatta launch --check-net` wrote
+
+The job must run with NCCL_DEBUG=INFO; NCCL_DEBUG_SUBSYS, if set, must include INIT, and NET and ENV for
+the plug-in and the fixes. Prefixes of srun -l, mpirun, PBS and timestamps do not matter.";
+
+/// Parses a requirement of the command line.
+pub fn requirement(text: &str) -> Result<Requirement, String> {
+    text.parse().map_err(|error| format!("expected {error}"))
+}
+
+/// Runs the command.
+pub fn run(args: &NetLogArgs) -> Result<ExitCode> {
+    let mut log = NetLog::default();
+    for path in &args.files {
+        add(&mut log, path)?;
+    }
+    let report = report(&log, args.require.as_ref());
+    match args.json {
+        true => output::print(&document::to_json(&report)?)?,
+        false => output::print(&render(&report))?,
+    }
+    let failed = report.records == 0 || failed_requirement(&report);
+    debug_assert!(report.records > 0 || report.level == Level::Unknown);
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Reads a file, standard input, or the logs of a run folder.
+fn add(log: &mut NetLog, path: &Path) -> Result<()> {
+    if path == Path::new("-") {
+        return read(log, "standard input", None, io::stdin().lock()).context("standard input");
+    }
+    let context = || format!("cannot read {}", path.display());
+    if path.is_dir() {
+        let files = rank_logs(path).with_context(context)?;
+        if files.is_empty() {
+            bail!(
+                "{} has no rank-N.log, nor has its folder {FOLDER}: name the files, or the run folder of \
+                 `regatta launch --check-net`",
+                path.display()
+            );
+        }
+        for (rank, file) in files {
+            add_file(log, &file, Some(rank))?;
+        }
+        return Ok(());
+    }
+    add_file(log, path, None)
+}
+
+fn add_file(log: &mut NetLog, path: &Path, rank: Option<u32>) -> Result<()> {
+    let name = path.display().to_string();
+    let read = File::open(path).and_then(|file| read(log, &name, rank, file));
+    read.with_context(|| format!("cannot read {name}"))
+}
+
+fn read(log: &mut NetLog, name: &str, rank: Option<u32>, mut file: impl Read) -> io::Result<()> {
+    let source = log.add_source(name, rank);
+    let mut chunk = vec![0; CHUNK];
+    loop {
+        match file.read(&mut chunk) {
+            Ok(0) => break,
+            Ok(length) => log.read(source, &chunk[..length]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    log.finish(source);
+    Ok(())
+}
+
+/// The logs of a run folder, or of its folder of logs, by rank.
+fn rank_logs(folder: &Path) -> io::Result<Vec<(u32, PathBuf)>> {
+    let inner = folder.join(FOLDER);
+    let folder = if inner.is_dir() { inner } else { folder.to_owned() };
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+        let rank = name.as_deref().and_then(rank_of_log);
+        found.extend(rank.map(|rank| (rank, path)));
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// The rank in the name of a log.
+fn rank_of_log(name: &str) -> Option<u32> {
+    name.strip_prefix("rank-")?.strip_suffix(".log")?.parse().ok()
+}
