@@ -68,6 +68,7 @@ enum EventRecord<'a> {
     Killed,
     ConnectionLost { why: &'a str },
     NodeLost { ranks: &'a [u32] },
+    CheckFailed { why: &'a str },
     Warning { text: &'a str },
 }
 
@@ -117,6 +118,9 @@ pub trait JobObserver {
     /// Called when a signal of the user or the scheduler is forwarded to the ranks or, as the second
     /// termination signal does, kills them.
     fn on_signal(&mut self, signal: i32, killing: bool);
+
+    /// Shows a text of the launcher itself, with its line break.
+    fn on_notice(&mut self, text: &str);
 }
 
 /// Runs one attempt of a job until it is finished. `signals` may hold earlier ones.
@@ -184,6 +188,7 @@ impl JobDriver<'_> {
                     let text = may_block(|| observer.on_frame(rank, &bytes));
                     self.append_log(rank, false, text.as_bytes());
                 }
+                Some(JobEvent::Notice(text)) => may_block(|| observer.on_notice(&text)),
                 Some(event) => self.on_event(event),
                 None => {}
             }
@@ -257,8 +262,13 @@ impl JobDriver<'_> {
                 self.set_cause(why);
                 self.supervise(SupervisorInput::Exited(rank, START_FAILED));
             }
+            JobEvent::CheckFailed { why } => {
+                self.record(EventRecord::CheckFailed { why: &why });
+                self.set_cause(why);
+                self.supervise(SupervisorInput::CheckFailed);
+            }
             JobEvent::Warning(text) => self.warn(text),
-            JobEvent::Frame { .. } | JobEvent::Finished => {}
+            JobEvent::Frame { .. } | JobEvent::Notice(_) | JobEvent::Finished => {}
         }
     }
 
@@ -353,6 +363,7 @@ impl JobDriver<'_> {
             _ if self.supervisor.hung => {
                 format!("hang detected: no rank wrote output or used CPU time for {limit} s")
             }
+            (_, _, Some(cause)) if self.supervisor.check_failed => cause.clone(),
             (Some(_), _, Some(cause)) => cause.clone(),
             (Some(RankFailure { rank, host, exit, .. }), ..) => {
                 let failed = if self.job.hosts.len() == 1 { "failed" } else { "failed first" };

@@ -19,6 +19,8 @@ pub enum SupervisorInput {
     /// The connection to a node failed. This is its first rank; the exits of its ranks are reported
     /// later.
     ConnectionLost(u32),
+    /// A check of the running job failed.
+    CheckFailed,
     /// A signal to the launcher, from the user or the scheduler.
     Signal(i32),
     /// A signal to a node, from the scheduler.
@@ -77,6 +79,8 @@ impl JobLimits {
 
 /// Exit code of a hung job, as of `timeout`.
 const HANG_CODE: u8 = 124;
+/// Exit code of a job whose check failed.
+const CHECK_FAILED_CODE: u8 = 1;
 
 /// How late the exit of a rank may be reported compared to the exits it caused.
 const LATE_REPORT_WINDOW: Duration = Duration::from_secs(1);
@@ -93,6 +97,8 @@ pub struct Supervisor {
     stopped: bool,
     /// Whether the job was terminated because it hung.
     pub(crate) hung: bool,
+    /// Whether the job was terminated because a check failed.
+    pub(crate) check_failed: bool,
     running: u32,
     /// The exit of each rank so far.
     pub(crate) rank_exits: BTreeMap<u32, RankExit>,
@@ -114,6 +120,7 @@ impl Supervisor {
             last_progress: now,
             stopped: false,
             hung: false,
+            check_failed: false,
             running: ranks,
             rank_exits: BTreeMap::new(),
             failures: FailureAttribution::default(),
@@ -131,6 +138,7 @@ impl Supervisor {
                 Vec::new()
             }
             SupervisorInput::ConnectionLost(rank) => self.on_connection_lost(rank, now),
+            SupervisorInput::CheckFailed => self.on_check_failed(now),
             SupervisorInput::Signal(signal) => self.on_signal(signal, now),
             SupervisorInput::NodeSignal(signal) => self.on_node_signal(signal, now),
             SupervisorInput::Progress => {
@@ -194,9 +202,10 @@ impl Supervisor {
         }
     }
 
-    /// The rank that failed first, before any termination signal.
+    /// The rank that failed first, before any termination signal. After a failed check, exits of ranks
+    /// are its consequence.
     pub(crate) fn first_failure(&self) -> Option<(u32, RankExit)> {
-        self.failures.first_failure()
+        self.failures.first_failure().filter(|_| !self.check_failed)
     }
 
     fn on_connection_lost(&mut self, rank: u32, now: Instant) -> Vec<SupervisorAction> {
@@ -204,6 +213,14 @@ impl Supervisor {
             return Vec::new();
         }
         self.failures.set_first(rank, RankExit::NodeLost);
+        self.terminate_others(now)
+    }
+
+    fn on_check_failed(&mut self, now: Instant) -> Vec<SupervisorAction> {
+        if self.phase != JobPhase::Running {
+            return Vec::new();
+        }
+        self.check_failed = true;
         self.terminate_others(now)
     }
 
@@ -283,7 +300,7 @@ impl Supervisor {
         !self.stopped && self.limits.hang_after.is_some_and(|limit| idle >= limit)
     }
 
-    /// The job's exit code: that of the first failed rank; 124 for a hang; [`STOPPED_EARLY`] if ranks
+    /// The job's exit code: that of the first failed rank; 124 for a hang; 1 for a failed check; [`STOPPED_EARLY`] if ranks
     /// were stopped and can resume; that of the termination signal, unless all ranks succeeded.
     pub fn code(&self) -> u8 {
         let exits = || self.rank_exits.values();
@@ -292,6 +309,7 @@ impl Supervisor {
         match (self.first_failure(), self.signal) {
             (Some((_, exit)), _) => exit.exit_code(),
             _ if self.hung => HANG_CODE,
+            _ if self.check_failed => CHECK_FAILED_CODE,
             (None, Some(signal)) if !all_good => RankExit::Signal(signal).exit_code(),
             _ if exits().any(|exit| exit.is_stopped_early()) => STOPPED_EARLY,
             _ => 0,

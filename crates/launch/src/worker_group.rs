@@ -39,6 +39,10 @@ pub enum JobEvent {
     NodeLost { node: u32, ranks: Vec<u32> },
     /// A rank could not be started; the cause includes host and fix.
     StartFailed { rank: u32, why: String },
+    /// A check of the running job failed: its ranks are terminated, and the job is not restarted.
+    CheckFailed { why: String },
+    /// A text for the user, shown at once.
+    Notice(String),
     /// A warning for the user.
     Warning(String),
     /// The attempt is finished; no further event follows.

@@ -12,6 +12,7 @@ use regatta_launch::agent_launcher::command::AgentLauncher;
 use regatta_launch::supervisor::JobLimits;
 use regatta_launch::wrap::Wrap;
 use regatta_model::CpuSet;
+use regatta_observe::net_log::Requirement;
 use regatta_place::launcher_options::LauncherSyntax;
 
 use crate::commands::bench::BenchArgs;
@@ -170,6 +171,8 @@ Examples:
                                                 on the listed hosts, over ssh
   salloc -N 18 regatta launch --spares 2 --max-restarts 5 python train.py
                                                 restart on failure; replace lost nodes by spares
+  salloc -N 16 regatta launch --require-net cxi/GDRDMA python train.py
+                                                end at once if NCCL falls back to TCP
   srun $(regatta map -N 2 --format srun) regatta launch python train.py
                                                 one process per task: each becomes its rank";
 
@@ -290,6 +293,15 @@ pub struct LaunchArgs {
     /// `regatta train`, which save on a signal, no limit after a signal]
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = at_least::<u64>(0).range(..=MAX_GRACE), help_heading = "Launch")]
     pub grace: Option<u64>,
+    /// Report which network NCCL or RCCL uses, as soon as all ranks have connected and at the end; the
+    /// debug log of each rank goes to the folder `net` of the run folder
+    #[arg(long, help_heading = "Network")]
+    pub check_net: bool,
+    /// Like --check-net, and end the job with status 1 and the fix if a rank uses another network: ib,
+    /// ofi, cxi, efa, socket, or a plug-in by its name in NCCL's log; NAME/GDRDMA also requires GPUDirect
+    /// RDMA
+    #[arg(long, value_name = "NAME", value_parser = net_log::requirement, help_heading = "Network")]
+    pub require_net: Option<Requirement>,
     /// Launcher that starts one agent per node [default: the scheduler's own, else ssh]
     #[arg(long, value_parser = one_of(&AGENT_LAUNCHERS), value_name = "LAUNCHER", help_heading = "Nodes")]
     pub launcher: Option<AgentLauncher>,

@@ -7,8 +7,9 @@ mod support;
 use std::io::Write;
 use std::process::Stdio;
 
+use regatta_testbed::wait_until;
 use serde_json::Value;
-use support::process::run_in;
+use support::process::{Process, run_command, run_in, run_job, run_result, shell_job};
 use support::{CommandOutput, TempDir, command, golden, run_line};
 
 fn log(name: &str) -> String {
@@ -36,7 +37,7 @@ fn reports_have_verdict_groups_plugin_and_fixes() {
 fn required_network_decides_the_exit_status() {
     net_log("--require efa/GDRDMA", "nccl-2.24-efa").assert_ok("required efa/GDRDMA: all ranks");
     let failed = net_log("--require cxi", "nccl-2.28-plugin-broken").assert_code(1);
-    assert!(failed.out.contains("required cxi: both ranks: uses NET/Socket, not cxi"));
+    assert!(failed.out.contains("required cxi: both ranks: NET/Socket, not cxi"));
     assert!(failed.out.contains("fix: the plug-in needs a library that is missing"));
     net_log("--require ib/fast", "nccl-2.24-efa")
         .assert_usage_error("a network's name, as ib, ofi");
@@ -82,4 +83,83 @@ fn files_without_records_and_missing_files_are_errors() {
     assert!(output.out.contains("NOT PROVEN: no record of NCCL or RCCL"), "{}", output.out);
     assert!(output.out.contains("set NCCL_DEBUG=INFO"), "{}", output.out);
     run_in(&folder, "net-log nothing.out").assert_error("cannot read nothing.out");
+}
+
+/// A script that logs as two nodes with one rank each would, over this network (`IB`, `Socket`), and the
+/// channel's flags.
+fn fake_nccl(network: &str, flags: &str) -> String {
+    format!(
+        r#"h="node$RANK:$$:$$ [0] NCCL INFO "; p=$((1 - RANK)); exec 3> "$NCCL_DEBUG_FILE"
+        echo "${{h}}NCCL version 2.28.9+cuda13.0" >&3
+        echo "${{h}}Using network {network}" >&3
+        echo "${{h}}comm 0x1 rank $RANK nRanks 2 nNodes 2 localRanks 1 localRank 0 MNNVL 0" >&3
+        echo "${{h}}Channel 00/0 : $p[0] -> $RANK[0] [receive] via NET/{network}/0{flags}" >&3
+        echo "${{h}}Channel 00/0 : $RANK[0] -> $p[0] [send] via NET/{network}/0{flags}" >&3
+        echo "${{h}}Connected all rings, use ring PXN 0 GDR 1" >&3
+        "#
+    )
+}
+
+#[test]
+fn check_net_reports_when_all_ranks_have_connected() {
+    let folder = TempDir::new();
+    let script = fake_nccl("IB", "/GDRDMA") + "while ! test -e go; do sleep 0.05; done";
+    let options = "-n 2 --run-dir run --check-net --require-net ib/GDRDMA";
+    let job = Process::spawn(&folder, &mut shell_job(&folder, options, &script));
+    let verdict = "GOOD: 2 ranks on 2 nodes use NET/IB with GPUDirect RDMA";
+    wait_until("the report", || job.stderr().contains(verdict));
+    folder.write("go", "");
+    let output = job.wait().assert_code(0);
+    assert!(output.out.is_empty(), "the log is not on the terminal: {}", output.out);
+    assert!(output.err.contains("all ranks have connected\n"), "{}", output.err);
+    assert_eq!(output.err.matches(verdict).count(), 1, "{}", output.err);
+    let report: Value = serde_json::from_str(&folder.read("run/net.json")).unwrap();
+    assert_eq!(report["requirement"]["satisfied"], true);
+    let environment = folder.read("run/environment.json");
+    assert!(environment.contains("INIT,NET,ENV") && environment.contains("net/rank-1.log"));
+    run_in(&folder, "net-log run").assert_ok(verdict);
+}
+
+#[test]
+fn require_net_ends_a_job_on_the_wrong_network_with_the_fix() {
+    let folder = TempDir::new();
+    let script = fake_nccl("Socket", "") + "exec sleep 1000";
+    let options = "-n 2 --run-dir run --require-net ofi --max-restarts 3";
+    let output = run_job(&folder, options, &script).assert_code(1);
+    let reason = "--require-net ofi: both ranks: NET/Socket, not ofi; fix: ";
+    assert!(output.err.contains(reason), "{}", output.err);
+    assert!(output.err.contains("NCCL_NET_PLUGIN"), "{}", output.err);
+    let result = run_result(&folder, "run");
+    assert_eq!((result.exit_code, result.restarts), (1, 0));
+    assert!(result.reason.contains(reason) && result.failure.is_none(), "{result:?}");
+}
+
+#[test]
+fn a_job_without_proof_fails_only_if_a_network_is_required() {
+    let folder = TempDir::new();
+    let output = run_job(&folder, "-n 1 --run-dir a --check-net", "true").assert_code(0);
+    assert!(output.err.contains("NOT PROVEN: no record of NCCL or RCCL"), "{}", output.err);
+    let output = run_job(&folder, "-n 1 --run-dir b --require-net ib", "true").assert_code(1);
+    let reason = "--require-net ib: the log has no record of NCCL or RCCL";
+    assert!(output.err.contains(reason), "{}", output.err);
+    assert!(run_result(&folder, "b").reason.contains(reason));
+    // The failure of a rank is reported as such.
+    run_job(&folder, "-n 1 --run-dir c --require-net ib", "exit 7").assert_code(7);
+}
+
+#[test]
+fn own_debug_settings_are_kept() {
+    let folder = TempDir::new();
+    let run = |options: &str, name: &str, value: &str| {
+        let options = format!("-n 1 {options}");
+        run_command(
+            shell_job(&folder, &options, "echo $NCCL_DEBUG,$NCCL_DEBUG_FILE").env(name, value),
+        )
+    };
+    let output = run("--check-net", "NCCL_DEBUG_FILE", "/tmp/mine").assert_code(0);
+    assert!(output.out.contains("] ,/tmp/mine"), "{}", output.out);
+    assert!(output.err.contains("NCCL_DEBUG_FILE=/tmp/mine is set"), "{}", output.err);
+    let output = run("--check-net", "NCCL_DEBUG", "TRACE").assert_code(0);
+    assert!(output.out.contains("] TRACE,") && output.out.contains("/net/rank-0.log"));
+    run("--require-net ib", "NCCL_DEBUG", "WARN").assert_error("NCCL_DEBUG=WARN logs too little");
 }

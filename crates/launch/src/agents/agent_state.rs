@@ -355,9 +355,12 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
                 self.ranks.kill_at = None;
                 RankEvent::Finished(std::mem::take(&mut self.ranks.rank_exits))
             }
-            JobEvent::Signal(_) | JobEvent::ConnectionLost { .. } | JobEvent::NodeLost { .. } => {
-                return;
-            }
+            // Only the launcher has these events.
+            JobEvent::Signal(_)
+            | JobEvent::ConnectionLost { .. }
+            | JobEvent::NodeLost { .. }
+            | JobEvent::CheckFailed { .. }
+            | JobEvent::Notice(_) => return,
         };
         if !matches!(event, RankEvent::Started { .. } | RankEvent::States(_)) {
             self.ranks.events.push(event.clone());

@@ -37,6 +37,18 @@ fn first_failure_sets_the_code_and_terminates_the_others() {
 }
 
 #[test]
+fn failed_check_terminates_all_ranks_and_is_the_only_failure() {
+    let (mut job, now) = job(2);
+    let terminate = [Action::QueryState, Action::Terminate(libc::SIGTERM)];
+    assert_eq!(job.handle(Input::CheckFailed, now), terminate);
+    assert!(job.handle(Input::CheckFailed, now).is_empty());
+    job.handle(Input::Exited(0, RankExit::Exit(3)), now);
+    assert_eq!(job.handle(Input::Tick, now + GRACE), [Action::Kill]);
+    job.handle(Input::Exited(1, RankExit::Signal(9)), now + GRACE);
+    assert_eq!((job.code(), job.first_failure()), (1, None));
+}
+
+#[test]
 fn late_report_of_a_killed_rank_replaces_the_first_failure() {
     let killed = RankExit::Signal(libc::SIGKILL);
     let (mut job, now) = job(4);

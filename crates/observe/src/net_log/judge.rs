@@ -115,7 +115,7 @@ fn tcp_network(report: &NetReport) -> Option<Finding> {
     let who = describe_ranks(&tcp, report.ranks.len());
     let s = s_of(tcp.len());
     let message = format!("{who} use{s} TCP between nodes (NET/Socket), not an RDMA network");
-    Some(finding(level, "tcp-network", message, network_fix(first, report)).of(&tcp, report))
+    Some(finding(level, "tcp-network", message, network_fix(first, report, None)).of(&tcp, report))
 }
 
 /// Whether the log of a rank shows that TCP is a fall-back.
@@ -141,9 +141,17 @@ fn forced_tcp(rank: &RankReport) -> Option<String> {
         .or_else(|| is("NCCL_NET_PLUGIN", &["none", ""]))
 }
 
-/// How to get a rank off TCP.
-pub fn network_fix(rank: &RankReport, report: &NetReport) -> String {
-    let is_slingshot = report.ranks.iter().any(|rank| {
+/// A network that NCCL should use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FastNetwork {
+    Ib,
+    /// By a plug-in: Slingshot, EFA.
+    Libfabric,
+}
+
+/// How to get a rank off TCP, to this network if it is known.
+pub fn network_fix(rank: &RankReport, report: &NetReport, wanted: Option<FastNetwork>) -> String {
+    let has_hsn = report.ranks.iter().any(|rank| {
         rank.sockets.values().chain(&rank.bootstrap).any(|name| name.starts_with("hsn"))
     });
     if let Some(setting) = forced_tcp(rank) {
@@ -153,22 +161,29 @@ pub fn network_fix(rank: &RankReport, report: &NetReport) -> String {
     if rank.plugin.failure.is_some() {
         return plugin_fix(rank);
     }
-    if rank.plugin.not_found.is_some() && (is_slingshot || !rank.ib_missing) || is_slingshot {
-        return format!(
+    let wanted = match (wanted, has_hsn, &rank.plugin.not_found) {
+        (Some(wanted), ..) => Some(wanted),
+        (None, true, _) => Some(FastNetwork::Libfabric),
+        (None, false, _) if rank.ib_missing => Some(FastNetwork::Ib),
+        (None, false, Some(_)) => Some(FastNetwork::Libfabric),
+        (None, false, None) => None,
+    };
+    match wanted {
+        Some(FastNetwork::Libfabric) => format!(
             "{}; set NCCL_NET=\"AWS Libfabric\" (its name in recent releases: Libfabric), so that the \
              job fails instead of using TCP; `regatta env` prints the settings of the site",
             plugin_fix(rank)
-        );
+        ),
+        Some(FastNetwork::Ib) => {
+            "on a cluster with InfiniBand or RoCE: check that /dev/infiniband and libibverbs are visible to \
+             the job (also inside the container) and that NCCL_IB_HCA names existing devices; with another \
+             network, load its plug-in by NCCL_NET_PLUGIN"
+                .to_owned()
+        }
+        None => "load the network's plug-in (NCCL_NET_PLUGIN=/path/to/libnccl-net.so), or make InfiniBand \
+                 visible to the job; `regatta env` prints the settings of the site"
+            .to_owned(),
     }
-    if rank.ib_missing {
-        return "on a cluster with InfiniBand or RoCE: check that /dev/infiniband and libibverbs are \
-                visible to the job (also inside the container) and that NCCL_IB_HCA names existing \
-                devices; with another network, load its plug-in by NCCL_NET_PLUGIN"
-            .to_owned();
-    }
-    "load the network's plug-in (NCCL_NET_PLUGIN=/path/to/libnccl-net.so), or make InfiniBand visible to \
-     the job; `regatta env` prints the settings of the site"
-        .to_owned()
 }
 
 /// How to get a plug-in loaded.

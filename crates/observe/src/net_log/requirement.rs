@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::judge;
+use super::judge::{self, FastNetwork};
 use super::report::{Gdr, NetReport, RankReport, describe_ranks};
 
 /// A network that a job must use, as `AWS Libfabric`, `ofi`, `cxi`, `ib`; with `/GDRDMA` behind it also
@@ -141,6 +141,12 @@ impl Requirement {
         result(true, None, None)
     }
 
+    /// Whether a rank provenly uses another network. More of the log cannot change that.
+    pub fn is_violated(&self, report: &NetReport) -> bool {
+        let violates = |rank| matches!(self.check_rank(rank), Fulfilment::Violated(_));
+        report.ranks.iter().any(violates)
+    }
+
     fn fix(&self, report: &NetReport, ranks: &[&RankReport]) -> Option<String> {
         let rank = ranks.first()?;
         let right_network =
@@ -151,7 +157,11 @@ impl Requirement {
         match &self.network {
             _ if right_network && self.gdr => Some(judge::gdr_fix(rank)),
             RequiredNetwork::Socket => Some("set NCCL_NET=Socket".to_owned()),
-            _ => Some(judge::network_fix(rank, report)),
+            RequiredNetwork::Ib => Some(judge::network_fix(rank, report, Some(FastNetwork::Ib))),
+            RequiredNetwork::Libfabric { .. } => {
+                Some(judge::network_fix(rank, report, Some(FastNetwork::Libfabric)))
+            }
+            RequiredNetwork::Named(_) => Some(judge::network_fix(rank, report, None)),
         }
     }
 
@@ -175,7 +185,7 @@ impl Requirement {
             }
         };
         if let Some(wrong) = networks.iter().find(|name| !self.is_network(name)) {
-            return Fulfilment::Violated(format!("uses NET/{wrong}, not {}", self.text));
+            return Fulfilment::Violated(format!("NET/{wrong}, not {}", self.text));
         }
         if let RequiredNetwork::Libfabric { provider: Some(required) } = &self.network {
             match &rank.plugin.provider {

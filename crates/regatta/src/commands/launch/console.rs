@@ -270,4 +270,8 @@ impl JobObserver for Console<'_> {
             None => {}
         }
     }
+
+    fn on_notice(&mut self, text: &str) {
+        self.writer(Stream::Stderr).push(text);
+    }
 }

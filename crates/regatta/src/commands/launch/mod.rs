@@ -4,6 +4,7 @@ mod agents;
 mod console;
 mod line_writer;
 mod local;
+mod net_check;
 mod rank_specs;
 mod report;
 mod start_agents;
@@ -31,6 +32,7 @@ use crate::output;
 use crate::plan::{Discovery, NO_SYSFS};
 use console::Console;
 pub use line_writer::{QueuedOutput, QueuedStreams};
+use net_check::{CheckedWorkers, NetCheck};
 use rank_specs::LaunchPlan;
 
 /// Interval of signal checks before a restart.
@@ -134,6 +136,12 @@ fn node_pool(args: &LaunchArgs, discovery: &Discovery) -> Result<NodePool> {
 
 /// Executes the rank's command in this process, which another launcher started as that rank.
 fn become_rank(args: &LaunchArgs, discovery: Discovery, rank: u32) -> Result<ExitCode> {
+    if net_check::is_requested(args) {
+        bail!(
+            "--check-net and --require-net need one `regatta launch` for the whole job, not one per rank: \
+             start it without srun or mpiexec, or set NCCL_DEBUG=INFO and read the log with `regatta net-log`"
+        );
+    }
     let plan = discovery.plan(&args.source, &args.job)?;
     if rank >= plan.placement.ranks {
         let ranks = pluralize(plan.placement.ranks as usize, "rank");
@@ -221,6 +229,7 @@ fn run_attempts(
             warnings.filter(|warning| warning.code == NO_SYSFS).for_each(output::warn);
         }
         plan.set_run_dir(folder.path());
+        let mut net_check = NetCheck::prepare(args, &mut plan, folder, attempt)?;
         report::write_plan(folder, &plan)?;
         console.set_hosts(&plan.hosts());
         let job = JobAttempt {
@@ -237,11 +246,15 @@ fn run_attempts(
         if attempt == 0 && !console.has_observer() {
             report::print_start(&plan, folder);
         }
-        let mut outcome = job::run(&job, workers, folder, signals, &mut console);
+        let mut workers = CheckedWorkers { workers, check: net_check.as_mut() };
+        let mut outcome = job::run(&job, &mut workers, folder, signals, &mut console);
         is_incomplete |= console.report_losses(folder.path());
         let withheld = console.take_withheld();
         report::print_result(&outcome.result, folder, console.prints_run_dir(), &withheld);
         console.apply_failure(&mut outcome.result);
+        if let Some(check) = net_check {
+            check.finish(folder, &mut outcome.result);
+        }
         let result = &outcome.result;
         // A full disk may be the cause of the failure and must not hide it.
         if let Err(error) = folder.write_durable("result.json", &document::to_json(result)?) {

@@ -41,12 +41,21 @@ pub struct RankPlan {
     pub host: String,
 }
 
+impl RankPlan {
+    /// Adds a variable to the rank's environment.
+    pub fn add_variable(&mut self, variable: EnvVar) {
+        self.spec.env.push(setting(&variable));
+        self.variables.push(variable);
+    }
+}
+
 /// The setting of a variable, without the reason.
 pub fn setting(EnvVar { variable, value, .. }: &EnvVar) -> EnvSetting {
     (variable.clone(), value.clone())
 }
 
-fn env_var(variable: &str, value: impl ToString, why: &str) -> EnvVar {
+/// A variable with its reason.
+pub fn env_var(variable: &str, value: impl ToString, why: &str) -> EnvVar {
     EnvVar { variable: variable.to_owned(), value: Some(value.to_string()), why: why.to_owned() }
 }
 
@@ -88,8 +97,7 @@ impl LaunchPlan {
         let Some(path) = path.as_deref().and_then(Path::to_str) else { return };
         let variable = env_var(run_folder::VARIABLE, path, "the run folder");
         for rank in &mut self.ranks {
-            rank.spec.env.push(setting(&variable));
-            rank.variables.push(variable.clone());
+            rank.add_variable(variable.clone());
         }
     }
 

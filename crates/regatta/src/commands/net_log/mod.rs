@@ -14,12 +14,12 @@ use regatta_observe::net_log::report::{Level, report};
 use regatta_observe::net_log::{NetLog, Requirement};
 
 use crate::output;
-use render::{failed_requirement, render};
+pub use render::{failed_requirement, render, verdict_line};
 
 /// Size of the chunks in which logs are read.
 const CHUNK: usize = 1 << 20;
 /// Folder of the logs of `regatta launch --check-net` in a run folder.
-const FOLDER: &str = "net";
+pub const FOLDER: &str = "net";
 
 /// `regatta net-log`.
 #[derive(Debug, Args)]
@@ -127,6 +127,11 @@ fn rank_logs(folder: &Path) -> io::Result<Vec<(u32, PathBuf)>> {
     }
     found.sort();
     Ok(found)
+}
+
+/// Name of a rank's log.
+pub fn log_name(rank: u32) -> String {
+    format!("rank-{rank}.log")
 }
 
 /// The rank in the name of a log.

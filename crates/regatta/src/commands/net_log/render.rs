@@ -46,7 +46,7 @@ fn word(level: Level) -> (&'static str, Style) {
 }
 
 /// The verdict in one line.
-fn verdict_line(report: &NetReport) -> String {
+pub fn verdict_line(report: &NetReport) -> String {
     let (word, style) = word(report.level);
     format!("{style}{word}{style:#}: {}\n", sanitize(&report.verdict))
 }
