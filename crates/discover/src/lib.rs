@@ -10,6 +10,7 @@ mod fake_sysfs;
 mod gpu;
 pub mod hostfile;
 pub mod hwloc;
+pub mod job_state;
 mod locality;
 mod machine;
 mod nic;

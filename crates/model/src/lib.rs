@@ -11,6 +11,7 @@ pub mod job;
 pub mod machine;
 pub mod placement;
 pub mod result;
+pub mod shell;
 pub mod suggest;
 pub mod text;
 pub mod text_table;

@@ -1,6 +1,7 @@
 //! Pure placement decisions: from machine, allocation and job specification to placement,
 //! environment and launcher binding options, each with its reason. No I/O.
 
+pub mod batch;
 mod bind_address;
 pub mod check;
 mod core_split;

@@ -2,14 +2,7 @@
 
 use std::ffi::OsString;
 
-/// Quotes a value if necessary.
-pub fn quote(value: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,=@%+".contains(c);
-    if !value.is_empty() && value.chars().all(plain) {
-        return value.to_owned();
-    }
-    format!("'{}'", value.replace('\'', "'\\''"))
-}
+pub use regatta_model::shell::quote;
 
 /// Quotes the words of a command.
 pub fn quote_words<'a>(words: impl IntoIterator<Item = &'a OsString>) -> String {
@@ -27,17 +20,7 @@ pub fn quote_comment(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{quote, quote_comment};
-
-    #[test]
-    fn values_are_quoted_only_if_necessary() {
-        assert_eq!(quote("hsn0,hsn1"), "hsn0,hsn1");
-        assert_eq!(quote("AWS Libfabric"), "'AWS Libfabric'");
-        assert_eq!(quote("it's"), "'it'\\''s'");
-        assert_eq!(quote("^LL128"), "'^LL128'");
-        assert_eq!(quote(""), "''");
-        assert_eq!(quote("$(reboot)"), "'$(reboot)'");
-    }
+    use super::quote_comment;
 
     #[test]
     fn comments_are_readable_and_cannot_execute() {

@@ -22,6 +22,15 @@
 //! host_suffix = ["-hsn0"]
 //! [node_local]
 //! dirs = ["/mnt/bb/$USER"]
+//! [batch]                            # for `regatta submit`
+//! scheduler = "slurm"                # or "pbs", "flux"
+//! require = ["account", "time"]      # options that must be given; also "queue"
+//! queue = "gpu"                      # default partition or queue
+//! queue_option = "qos"               # the Slurm option that it is for, instead of "partition"
+//! chunk = "system=mine"              # resources of a chunk of a PBS select
+//! request_gpus = false               # nodes come with their GPUs
+//! container = "singularity"          # or "apptainer", "podman-hpc", "edf"
+//! directives = [{ option = "--constraint=gpu", why = "The GPU nodes." }]
 //! [[set]]
 //! variable = "NCCL_CROSS_NIC"
 //! value = "1"                        # or: unset = true
@@ -39,6 +48,7 @@ use std::collections::BTreeMap;
 use regatta_model::{GpuVendor, NicKind, ReservedCores, SmtPolicy};
 use serde::{Deserialize, Serialize};
 
+use crate::batch::BatchSettings;
 pub use conditions::{Conditions, Constraint, JobContext, PluginCondition, PluginState, Version};
 pub use detect::{ProfileMatch, SiteEvidence};
 pub use registry::Profiles;
@@ -71,6 +81,9 @@ pub struct Profile {
     /// Node-local directories.
     #[serde(default)]
     pub node_local: NodeLocalDirs,
+    /// What the site requires of batch jobs.
+    #[serde(default)]
+    pub batch: BatchSettings,
     /// The settings with their conditions. Of several for one variable the first whose conditions
     /// are met applies.
     #[serde(default, rename = "set")]

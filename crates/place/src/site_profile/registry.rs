@@ -1,5 +1,6 @@
 //! The profile registry: built-in profiles, and the user's on top of them.
 
+use crate::batch;
 use super::{Profile, ProfileError, SettingRule, parse};
 use regatta_model::suggest::did_you_mean;
 
@@ -124,6 +125,7 @@ fn inherit(file: &str, base: &Profile, own: &Profile) -> Result<Profile> {
     if own.node_local.dirs.is_empty() {
         merged.node_local.dirs.clone_from(&base.node_local.dirs);
     }
+    merged.batch = batch::merge(&base.batch, &own.batch);
     merged.rules = inherit_rules(base, own);
     Ok(merged)
 }
