@@ -6,7 +6,7 @@ use std::fmt::{Debug, Display};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use regatta_discover::{hostfile, hwloc};
+use regatta_discover::{hostfile, hwloc, job_state};
 use regatta_launch::agents::agent_state::{AgentInput, AgentState, AgentTimeouts};
 use regatta_launch::agents::message::{Downstream, Registration, Upstream, decode};
 use regatta_launch::agents::node_table::{NodeTable, TableInput};
@@ -44,6 +44,7 @@ pub const TARGETS: [(&str, Body); 16] = [
     ("cpuset", Body::Text(cpuset)),
     ("hostfile", Body::Text(host_file)),
     ("hwloc_xml", Body::Text(hwloc_xml)),
+    ("job_state", Body::Text(job_states)),
     ("documents", Body::Text(documents)),
     ("link", Body::Bytes(link)),
     ("agent_message", Body::Bytes(agent_message)),
@@ -87,6 +88,19 @@ fn net_log(data: &[u8]) {
     assert_eq!(whole, judge(usize::from(chunk).max(1)));
     let json = to_json(&whole).expect("reports are serialisable");
     assert_eq!(from_json::<NetReport>(&json).expect("its own JSON"), whole);
+}
+
+/// Jobs in the output of any scheduler's command have an ID, and reasons are single lines.
+fn job_states(text: &str) {
+    use job_state::{parse_flux_jobs, parse_qstat, parse_sacct, parse_squeue};
+    for parse in [parse_squeue, parse_sacct, parse_qstat, parse_flux_jobs] {
+        let jobs = parse(text);
+        assert_eq!(jobs, parse(text));
+        for job in jobs {
+            assert!(!job.id.is_empty());
+            assert!(job.reason.is_none_or(|reason| !reason.contains('\n')));
+        }
+    }
 }
 
 /// No sequence of messages from an authenticated peer makes an agent or a coordinator panic. Each

@@ -20,8 +20,10 @@ use crate::commands::checkpoint::CheckpointArgs;
 use crate::commands::data::{self, DataArgs};
 use crate::commands::eval::{self, EvalArgs};
 use crate::commands::generate::{self, GenerateArgs};
+use crate::commands::jobs::{self, JobsArgs};
 use crate::commands::net_log::{self, NetLogArgs};
 use crate::commands::runs::{self, RunsArgs};
+use crate::commands::submit::{self, SubmitArgs};
 use crate::commands::train::{self, TrainArgs};
 use crate::options::{JobArgs, NamedValue, RankEnvArgs, SourceArgs, at_least, one_of, positive};
 
@@ -84,6 +86,12 @@ pub enum Command {
     /// Launch and supervise a job's ranks, each bound to its cores, GPU and NIC
     #[command(after_long_help = LAUNCH_EXAMPLES)]
     Launch(Box<LaunchArgs>),
+    /// Write a batch script for this site and submit it; with --dry-run, only print it
+    #[command(after_long_help = submit::EXAMPLES)]
+    Submit(Box<SubmitArgs>),
+    /// List the jobs of `regatta submit`: state, reason, time, progress
+    #[command(after_long_help = jobs::EXAMPLES)]
+    Jobs(JobsArgs),
     /// Benchmark collectives like nccl-tests on CPUs or GPUs; compare and plot results
     #[command(after_long_help = BENCH_EXAMPLES)]
     Bench(Box<BenchArgs>),

@@ -46,6 +46,8 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Map(args) => commands::map::run(&args),
         Command::Env(args) => commands::env::run(&args).map(success),
         Command::Launch(args) => commands::launch::run(&args),
+        Command::Submit(args) => commands::submit::run(&args).map(success),
+        Command::Jobs(args) => commands::jobs::run(&args).map(success),
         Command::Bench(args) => commands::bench::run(*args),
         Command::NetLog(args) => commands::net_log::run(&args),
         Command::Train(args) => commands::train::run(&args),

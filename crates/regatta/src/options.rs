@@ -16,7 +16,7 @@ use regatta_place::environment::Framework;
 use regatta_place::site_profile::PlacementDefaults;
 
 /// Upper bound on `--nodes`, to catch typing errors.
-const MAX_NODES: i64 = 1_000_000;
+pub const MAX_NODES: i64 = 1_000_000;
 
 /// A value of an option: name, value and help. Values without help are hidden aliases.
 pub type NamedValue<T> = (&'static str, T, &'static str);

@@ -1,7 +1,7 @@
 //! Discovers machines, allocation and site, and places the job on them.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use regatta_comm::bootstrap::host_name;
@@ -265,17 +265,23 @@ fn for_planning(machine: &Machine, allocation: &Allocation) -> Machine {
     machine
 }
 
+/// The built-in site profiles, and those of the user's files.
+pub fn site_profiles(files: &[PathBuf]) -> Result<Profiles> {
+    let mut profiles = Profiles::builtin()?;
+    for path in files {
+        let shown = path.display().to_string();
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("--profile-file {shown}"))?;
+        profiles = profiles.with_file(&shown, &text)?;
+    }
+    Ok(profiles)
+}
+
 impl Discovery {
     /// The site profile that the options name, or that matches the machine.
     fn site(&self, source: &SourceArgs) -> Result<ProfileMatch> {
         let machine = &self.machines[0];
-        let mut profiles = Profiles::builtin()?;
-        for path in &source.profile_file {
-            let shown = path.display().to_string();
-            let text =
-                std::fs::read_to_string(path).with_context(|| format!("--profile-file {shown}"))?;
-            profiles = profiles.with_file(&shown, &text)?;
-        }
+        let profiles = site_profiles(&source.profile_file)?;
         let is_profile = |name: &&String| profiles.names().any(|profile| profile == *name);
         let (name, why) = if let Some(name) = &source.profile {
             (name, "selected by --profile")

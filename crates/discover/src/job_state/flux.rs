@@ -15,9 +15,10 @@ pub fn parse_flux_jobs(text: &str) -> Vec<JobStatus> {
 }
 
 fn job_status(job: &Value) -> Option<JobStatus> {
-    let id = match &job["id"] {
-        Value::String(id) => id.clone(),
-        Value::Number(id) => id.to_string(),
+    // Newer versions also print the ID as `flux batch` does.
+    let id = match (&job["jobid"], &job["id"]) {
+        (Value::String(id), _) | (_, Value::String(id)) => id.clone(),
+        (_, Value::Number(id)) => id.to_string(),
         _ => return None,
     };
     let state = job["state"].as_str()?;
@@ -70,7 +71,7 @@ mod tests {
         {"id": 1001, "name": "train", "state": "SCHED", "status": "SCHED", "duration": 3600.0,
          "annotations": {"sched": {"reason_pending": "insufficient resources"}}},
         {"id": 1002, "name": "next", "state": "DEPEND", "dependencies": ["after-success=1001"]},
-        {"id": 1003, "name": "gpt", "state": "RUN", "status": "RUN", "duration": 7200.0,
+        {"id": 1003, "jobid": "ƒKs", "name": "gpt", "state": "RUN", "status": "RUN", "duration": 7200.0,
          "runtime": 61.7, "exception": {"occurred": false}},
         {"id": 1004, "name": "a", "state": "INACTIVE", "result": "COMPLETED", "returncode": 0,
          "runtime": 10.0, "duration": 0.0},
@@ -88,6 +89,7 @@ mod tests {
         assert_eq!(states, [Pending, Pending, Running, Completed, TimedOut, Failed, Cancelled]);
         assert_eq!(jobs[0].reason.as_deref(), Some("insufficient resources"));
         assert_eq!(jobs[1].reason.as_deref(), Some("waits for after-success=1001"));
+        assert_eq!((jobs[1].id.as_str(), jobs[2].id.as_str()), ("1002", "ƒKs"));
         assert_eq!((jobs[2].elapsed, jobs[2].limit), (Some(61), Some(7200)));
         assert_eq!((jobs[3].limit, jobs[3].exit_code), (None, Some(0)));
         assert_eq!(jobs[4].reason.as_deref(), Some("resource allocation expired"));

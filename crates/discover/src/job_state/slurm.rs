@@ -63,8 +63,8 @@ fn job_id(text: &str) -> Option<String> {
 fn job_state(text: &str) -> Option<JobState> {
     // `CANCELLED+`: truncated by sacct.
     Some(match text.trim_end_matches('+') {
-        "PENDING" | "CONFIGURING" | "REQUEUED" | "REQUEUE_HOLD" | "REQUEUE_FED" | "RESV_DEL_HOLD"
-        | "SPECIAL_EXIT" => JobState::Pending,
+        "PENDING" | "CONFIGURING" | "REQUEUED" | "REQUEUE_HOLD" | "REQUEUE_FED"
+        | "RESV_DEL_HOLD" | "SPECIAL_EXIT" => JobState::Pending,
         "RUNNING" | "COMPLETING" | "RESIZING" | "SIGNALING" | "STAGE_OUT" => JobState::Running,
         "SUSPENDED" | "STOPPED" => JobState::Suspended,
         "COMPLETED" => JobState::Completed,

@@ -267,11 +267,32 @@ pub(crate) fn memory_file(text: &str) -> io::Result<File> {
 /// Output of a command on both streams if it succeeds within `timeout`, for queries such as
 /// `mpiexec --version`.
 pub fn output_of<A: AsRef<OsStr>>(program: &str, args: &[A], timeout: Duration) -> Option<String> {
-    let mut output = memory_file("").ok()?;
+    let captured = capture(program, args, timeout).ok()?;
+    captured.status.success().then(|| captured.stdout + &captured.stderr)
+}
+
+/// How a command ended and what it printed.
+#[derive(Debug)]
+pub struct Captured {
+    /// Its exit status; SIGKILL after the timeout.
+    pub status: ExitStatus,
+    /// Its standard output.
+    pub stdout: String,
+    /// Its standard error.
+    pub stderr: String,
+}
+
+/// Runs a command without input, and kills it after `timeout`.
+pub fn capture<A: AsRef<OsStr>>(
+    program: &str,
+    args: &[A],
+    timeout: Duration,
+) -> io::Result<Captured> {
+    let [mut stdout, mut stderr] = [memory_file("")?, memory_file("")?];
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null()).process_group(0);
-    command.stdout(output.try_clone().ok()?).stderr(output.try_clone().ok()?);
-    let mut child = command.spawn().ok()?;
+    command.stdout(stdout.try_clone()?).stderr(stderr.try_clone()?);
+    let mut child = command.spawn()?;
     let start = Instant::now();
     let status = loop {
         match child.try_wait() {
@@ -283,9 +304,13 @@ pub fn output_of<A: AsRef<OsStr>>(program: &str, args: &[A], timeout: Duration) 
             }
         }
     };
-    let mut bytes = Vec::new();
-    output.rewind().and_then(|()| output.read_to_end(&mut bytes)).ok()?;
-    status.success().then(|| String::from_utf8_lossy(&bytes).into_owned())
+    let read = |file: &mut File| -> io::Result<String> {
+        let mut bytes = Vec::new();
+        file.rewind()?;
+        file.read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    Ok(Captured { status, stdout: read(&mut stdout)?, stderr: read(&mut stderr)? })
 }
 
 #[cfg(test)]

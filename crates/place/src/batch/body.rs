@@ -3,9 +3,7 @@
 use regatta_model::GpuVendor;
 use regatta_model::shell::quote;
 
-use super::{
-    BatchError, BatchJob, BatchScheduler, ContainerRuntime, gpu_vendor, site_title,
-};
+use super::{BatchError, BatchJob, BatchScheduler, ContainerRuntime, gpu_vendor, site_title};
 use crate::site_profile::Profile;
 
 /// Where the runs of a job are.
@@ -19,6 +17,13 @@ pub enum RunDir {
     Named(String),
     /// Not known.
     Unknown,
+}
+
+impl RunDir {
+    /// Start of the names of [`RunDir::Numbered`] folders.
+    pub const NUMBERED_PREFIX: &str = "run-";
+    /// Name of the [`RunDir::Resumed`] folder.
+    pub const RESUMED_NAME: &str = "run";
 }
 
 /// How the command of a job is started.

@@ -110,7 +110,9 @@ fn slurm(job: &BatchJob, site: &Profile) -> Vec<Directive> {
         let (signal, why) = match job.requeue {
             // Unlike TERM, it cannot be the start of a cancellation.
             true => ("USR1", "A signal to this script before the time limit: see its end."),
-            false => ("TERM", "TERM to this script before the time limit, so that the ranks can save."),
+            false => {
+                ("TERM", "TERM to this script before the time limit, so that the ranks can save.")
+            }
         };
         list.push(directive(format!("--signal=B:{signal}@{}", job.signal_before), why));
     }

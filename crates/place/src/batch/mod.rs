@@ -80,7 +80,9 @@ impl BatchScheduler {
         let id = if self == Self::Slurm { line.split(';').next()? } else { line };
         let starts_right = match self {
             Self::Slurm | Self::Pbs => id.starts_with(|c: char| c.is_ascii_digit()),
-            Self::Flux => id.starts_with(['ƒ', 'f']) || id.starts_with(|c: char| c.is_ascii_digit()),
+            Self::Flux => {
+                id.starts_with(['ƒ', 'f']) || id.starts_with(|c: char| c.is_ascii_digit())
+            }
         };
         (starts_right && is_job_id(id)).then(|| id.to_owned())
     }
@@ -290,7 +292,11 @@ fn check_values(job: &BatchJob) -> Result<(), BatchError> {
         return bad("--after", &after.job, "expected a job ID");
     }
     if !is_word(&job.job_dir) || job.job_dir.starts_with('-') || job.job_dir.contains(':') {
-        return bad("--job-dir", &job.job_dir, "expected letters, digits and any of _ . - + , / @ =");
+        return bad(
+            "--job-dir",
+            &job.job_dir,
+            "expected letters, digits and any of _ . - + , / @ =",
+        );
     }
     let is_line = |text: &String| !text.trim().is_empty() && !text.contains(char::is_control);
     if let Some(directive) = job.directives.iter().find(|d| !is_line(d) || !d.starts_with('-')) {
@@ -303,7 +309,11 @@ fn check_values(job: &BatchJob) -> Result<(), BatchError> {
     if let Some(image) = job.container.iter().find(|c| c.starts_with('-') || c.is_empty()) {
         return bad("--container", image, "expected an image");
     }
-    if job.command.first().is_none_or(String::is_empty) { Err(BatchError::NoCommand) } else { Ok(()) }
+    if job.command.first().is_none_or(String::is_empty) {
+        Err(BatchError::NoCommand)
+    } else {
+        Ok(())
+    }
 }
 
 fn is_name(text: &str) -> bool {

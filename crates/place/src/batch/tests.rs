@@ -122,7 +122,8 @@ fn impossible_jobs_are_refused() {
         assert!(error.starts_with("--container does not support"), "{error}");
     }
     assert!(script_for("lumi-g", &image).unwrap().contains(" singularity exec --rocm --bind"));
-    let hidden = BatchJob { command: vec!["x".into(), "a\n# flux: --urgency=31".into()], ..job("x") };
+    let hidden =
+        BatchJob { command: vec!["x".into(), "a\n# flux: --urgency=31".into()], ..job("x") };
     assert!(matches!(script_for("el-capitan", &hidden), Err(BatchError::ArgumentIsDirective(_))));
     assert!(script_for("lumi-g", &hidden).is_ok());
     assert_error("lumi-g", &job(""), &BatchError::NoCommand.to_string());
@@ -145,7 +146,9 @@ fn directives_of_the_user_replace_those_of_the_site() {
 fn single_node_jobs_have_no_network_option() {
     let one = BatchJob { nodes: 1, ..job("./train") };
     assert!(!script_for("frontier", &one).unwrap().contains("--network"));
-    assert!(script_for("frontier", &job("./train")).unwrap().contains("--network=disable_rdzv_get"));
+    assert!(
+        script_for("frontier", &job("./train")).unwrap().contains("--network=disable_rdzv_get")
+    );
 }
 
 #[test]

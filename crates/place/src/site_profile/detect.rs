@@ -75,6 +75,17 @@ impl Profiles {
         ProfileMatch { profile, why: reasons.join("; ") }
     }
 
+    /// The profile of the site that this machine belongs to, whatever its hardware: a login node is
+    /// not like the nodes of a job.
+    pub fn identify(&self, evidence: &SiteEvidence<'_>) -> Option<ProfileMatch> {
+        let profiles: Vec<&Profile> = self.iter().collect();
+        profiles.into_iter().rev().find_map(|profile| {
+            let sign = identify_site(&profile.matches, evidence)?;
+            let why = format!("{sign} identifies {}", profile.title);
+            Some(ProfileMatch { profile: profile.clone(), why })
+        })
+    }
+
     /// The profile of a machine type, with the reason.
     fn by_hardware(&self, machine: &Machine) -> (Profile, String) {
         let matches =

@@ -1,7 +1,7 @@
 //! The profile registry: built-in profiles, and the user's on top of them.
 
-use crate::batch;
 use super::{Profile, ProfileError, SettingRule, parse};
+use crate::batch;
 use regatta_model::suggest::did_you_mean;
 
 macro_rules! files {

@@ -15,6 +15,7 @@ mod multi_node;
 mod parallel_layouts;
 mod scancel;
 mod slurm;
+mod submit;
 #[path = "../support/mod.rs"]
 mod support;
 mod test_cluster;

@@ -1,0 +1,375 @@
+//! `regatta jobs`: the state of the jobs that `regatta submit` submitted.
+
+mod query;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use clap::Args;
+use regatta_discover::job_state::{JobState, JobStatus};
+use regatta_model::{Document, document, text_table};
+use regatta_place::batch::{BatchScheduler, RunDir, RunKind};
+use regatta_train::regular_file;
+use serde::{Deserialize, Serialize};
+
+use super::runs::folder::{self, Progress};
+use super::submit::record::{self, JobRecord};
+use crate::cli::{ERROR, FAINT, GOOD, WARNING};
+use crate::output;
+use crate::sanitize::sanitize;
+
+/// Maximum size of a record.
+const MAX_RECORD_BYTES: u64 = 4 << 20;
+
+/// `regatta jobs`.
+#[derive(Debug, Args)]
+pub struct JobsArgs {
+    /// Job IDs, names or job folders [default: the latest jobs]
+    #[arg(value_name = "JOB")]
+    jobs: Vec<String>,
+    /// Maximum number of jobs to list, newest first
+    #[arg(short = 'l', long, value_name = "COUNT", default_value_t = 20, conflicts_with = "all")]
+    limit: usize,
+    /// List all jobs
+    #[arg(short = 'a', long)]
+    all: bool,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Examples in the help.
+pub const EXAMPLES: &str = "\
+Examples:
+  regatta jobs                                  the latest jobs: state, time, progress, reason
+  regatta jobs 12345 --json                     one job, for a script
+  regatta jobs jobs/train                       the job in a folder
+  regatta jobs --all                            all jobs that were ever submitted
+
+The state is that of squeue and sacct, qstat, or flux jobs; of a job that its scheduler does not know
+any more, the one seen last, or that of its run folder. Progress is the last line of the metrics of a
+`regatta train`. Records are in ~/.local/state/regatta/jobs, one file per job.";
+
+/// A job with its state.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct JobEntry {
+    #[serde(flatten)]
+    record: JobRecord,
+    /// `None`: not known.
+    state: Option<JobState>,
+    /// Why it waits, how it ended, or why its state is not known.
+    reason: Option<String>,
+    /// Seconds since its start.
+    elapsed: Option<u64>,
+    /// Time limit in seconds.
+    limit: Option<u64>,
+    exit_code: Option<i32>,
+    /// The folder of its latest run.
+    run_folder: Option<PathBuf>,
+    /// Progress of a training.
+    progress: Option<Progress>,
+}
+
+/// The output of `--json`.
+#[derive(Debug, Serialize, Deserialize)]
+struct JobList {
+    jobs: Vec<JobEntry>,
+}
+
+impl Document for JobList {
+    const KIND: &'static str = "jobs";
+    const VERSION: u32 = 1;
+    const WRITTEN_BY: &'static str = "regatta jobs --json";
+}
+
+/// Runs the command.
+pub fn run(args: &JobsArgs) -> Result<()> {
+    let mut records = select(read_records(), &args.jobs)?;
+    if !args.all && args.jobs.is_empty() {
+        records.truncate(args.limit);
+    }
+    let jobs = entries(records);
+    if args.json {
+        return output::print(&document::to_json(&JobList { jobs })?);
+    }
+    if jobs.is_empty() {
+        output::eprint("no jobs: `regatta submit` submits one\n");
+        return Ok(());
+    }
+    output::print(&table(&jobs))
+}
+
+/// All records of the state folder, newest first. Unreadable ones, as of another version, are noted.
+fn read_records() -> Vec<JobRecord> {
+    let folder = record::state_folder();
+    let entries = folder.and_then(|folder| std::fs::read_dir(folder).ok());
+    let files = entries.into_iter().flatten().flatten().map(|entry| entry.path());
+    let files = files.filter(|path| path.extension().is_some_and(|end| end == "json"));
+    let mut records: Vec<JobRecord> = files.filter_map(|file| read_record(&file)).collect();
+    records.sort_by(|a, b| b.submitted.cmp(&a.submitted).then_with(|| b.id.cmp(&a.id)));
+    records
+}
+
+fn read_record(file: &Path) -> Option<JobRecord> {
+    let text = regular_file::read_to_string(file, MAX_RECORD_BYTES);
+    let record = text.map_err(|error| error.to_string());
+    match record.and_then(|text| document::from_json(&text).map_err(|error| error.to_string())) {
+        Ok(record) => Some(record),
+        Err(error) => {
+            output::note(&format!("{}: {error}", file.display()));
+            None
+        }
+    }
+}
+
+/// The records that the words name, or all.
+fn select(records: Vec<JobRecord>, words: &[String]) -> Result<Vec<JobRecord>> {
+    let names = |record: &JobRecord, word: &str| {
+        let short = record.id.split('.').next() == Some(word);
+        let folder = std::path::absolute(word).is_ok_and(|path| record.folder == path);
+        record.id == word || short || record.name == word || folder
+    };
+    let unknown = words.iter().find(|word| !records.iter().any(|record| names(record, word)));
+    if let Some(word) = unknown {
+        bail!("no submitted job is {word:?}; `regatta jobs --all` lists them");
+    }
+    let is_named = |record: &JobRecord| words.iter().any(|word| names(record, word));
+    Ok(records.into_iter().filter(|record| words.is_empty() || is_named(record)).collect())
+}
+
+/// The records with their states. Final states are kept with the record.
+fn entries(mut records: Vec<JobRecord>) -> Vec<JobEntry> {
+    let mut found = query::Answers::default();
+    for scheduler in BatchScheduler::ALL {
+        let open = |r: &&JobRecord| r.scheduler == scheduler && r.ended.is_none();
+        let ids: Vec<&str> = records.iter().filter(open).map(|record| record.id.as_str()).collect();
+        if !ids.is_empty() {
+            found.ask(scheduler, &ids);
+        }
+    }
+    for record in records.iter_mut().filter(|record| record.ended.is_none()) {
+        let status = found.status(record);
+        if let Some(status) = status.filter(|status| status.state.is_final()) {
+            record.set_ended(&status.clone());
+        }
+    }
+    records.into_iter().map(|record| entry(record, &found)).collect()
+}
+
+fn entry(record: JobRecord, found: &query::Answers) -> JobEntry {
+    let run_folder = run_folder(&record);
+    let by_scheduler = record.ended.clone().or_else(|| found.status(&record).cloned());
+    let by_run = || run_folder.as_deref().and_then(|run| status_by_run(&record, run));
+    let status = by_scheduler.or_else(by_run);
+    let unknown = || Some(found.problem(record.scheduler));
+    JobEntry {
+        state: status.as_ref().map(|status| status.state),
+        reason: status.as_ref().map_or_else(unknown, |status| status.reason.clone()),
+        elapsed: status.as_ref().and_then(|status| status.elapsed),
+        limit: status.as_ref().and_then(|status| status.limit),
+        exit_code: status.as_ref().and_then(|status| status.exit_code),
+        progress: run_folder.as_deref().and_then(folder::progress),
+        run_folder,
+        record,
+    }
+}
+
+/// The state of a job whose run has ended, by the result in its run folder.
+fn status_by_run(record: &JobRecord, run: &Path) -> Option<JobStatus> {
+    let result = folder::result(run)?;
+    let state = if result.exit_code == 0 { JobState::Completed } else { JobState::Failed };
+    Some(JobStatus {
+        id: record.id.clone(),
+        name: Some(record.name.clone()),
+        state,
+        reason: Some(format!("by its run folder: {}", result.reason)),
+        elapsed: Some(result.seconds as u64),
+        limit: None,
+        exit_code: Some(i32::from(result.exit_code)),
+    })
+}
+
+/// The folder of the job's latest run, if there is one.
+fn run_folder(record: &JobRecord) -> Option<PathBuf> {
+    let folder = match (&record.run_dir, RunKind::of(&record.command)) {
+        (Some(named), _) => named.clone(),
+        (None, RunKind::Train) => record.folder.join(RunDir::RESUMED_NAME),
+        (None, _) => {
+            let entries = std::fs::read_dir(&record.folder).ok()?.flatten();
+            let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+            record.folder.join(latest_run(names)?)
+        }
+    };
+    folder.is_dir().then_some(folder)
+}
+
+/// The name of the latest run: `run-10` follows `run-9`.
+fn latest_run(names: impl Iterator<Item = String>) -> Option<String> {
+    let number = |name: &String| name.strip_prefix(RunDir::NUMBERED_PREFIX)?.parse::<u32>().ok();
+    names.filter(|name| number(name).is_some()).max_by_key(number)
+}
+
+fn table(jobs: &[JobEntry]) -> String {
+    let clock = |seconds: Option<u64>| seconds.map_or("-".to_owned(), format_clock);
+    let row = |job: &JobEntry| {
+        let code = job.exit_code.filter(|code| *code != 0).map(|code| format!("exit code {code}"));
+        let parts: Vec<&str> = code.iter().chain(&job.reason).map(String::as_str).collect();
+        let reason = parts.join(", ");
+        let run = job.run_folder.as_ref().unwrap_or(&job.record.folder);
+        vec![
+            job.record.id.clone(),
+            job.record.name.clone(),
+            state_name(job.state).to_owned(),
+            job.record.nodes.to_string(),
+            clock(job.elapsed),
+            clock(job.limit),
+            job.progress.as_ref().map_or("-".to_owned(), format_progress),
+            shown_path(run),
+            sanitize(&reason),
+        ]
+    };
+    let rows: Vec<Vec<String>> = jobs.iter().map(row).collect();
+    let header = ["job", "name", "state", "nodes", "elapsed", "limit", "progress", "run", "reason"];
+    let text = text_table::align(&header, &rows, &[0, 1, 2, 6, 7, 8]);
+    let (header, lines) = text.split_once('\n').unwrap_or((&text, ""));
+    let lines = jobs.iter().zip(lines.lines()).map(|(job, line)| colored(job.state, line));
+    format!("{FAINT}{header}{FAINT:#}\n{}", lines.collect::<String>())
+}
+
+fn state_name(state: Option<JobState>) -> &'static str {
+    state.map_or("unknown", JobState::name)
+}
+
+/// A line with the state in its colour.
+fn colored(state: Option<JobState>, line: &str) -> String {
+    let style = match state {
+        Some(JobState::Running | JobState::Completed) => GOOD,
+        Some(JobState::Failed | JobState::TimedOut) => ERROR,
+        Some(JobState::Suspended | JobState::Cancelled) => WARNING,
+        Some(JobState::Pending) | None => FAINT,
+    };
+    let name = state_name(state);
+    line.replacen(&format!("  {name}"), &format!("  {style}{name}{style:#}"), 1) + "\n"
+}
+
+/// `1:05:00`, or with days `2-01:05:00`, as Slurm shows it.
+fn format_clock(seconds: u64) -> String {
+    let (days, hours) = (seconds / 86_400, seconds / 3600 % 24);
+    let rest = format!("{:02}:{:02}", seconds / 60 % 60, seconds % 60);
+    if days == 0 { format!("{hours}:{rest}") } else { format!("{days}-{hours:02}:{rest}") }
+}
+
+fn format_progress(progress: &Progress) -> String {
+    let steps = progress.steps.map(|steps| format!("/{steps}")).unwrap_or_default();
+    let loss = progress.loss.map(|loss| format!(", loss {loss:.4}")).unwrap_or_default();
+    format!("step {}{steps}{loss}", progress.step)
+}
+
+/// A path relative to the current folder where that is shorter.
+fn shown_path(path: &Path) -> String {
+    let here = std::env::current_dir().ok();
+    let relative = here.as_ref().and_then(|here| path.strip_prefix(here).ok());
+    relative.unwrap_or(path).display().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(id: &str, name: &str, submitted: u64) -> JobRecord {
+        JobRecord {
+            id: id.to_owned(),
+            scheduler: BatchScheduler::Slurm,
+            name: name.to_owned(),
+            site: "lumi-g".to_owned(),
+            host: "uan01".to_owned(),
+            submitted,
+            nodes: 2,
+            script: "/work/jobs/train/job.sh".into(),
+            folder: format!("/work/jobs/{name}").into(),
+            run_dir: None,
+            command: vec!["python".to_owned(), "train.py".to_owned()],
+            ended: None,
+        }
+    }
+
+    #[test]
+    fn jobs_are_selected_by_id_name_or_folder() {
+        let records = vec![record("12.server", "train", 2), record("7", "eval", 1)];
+        let selected = |words: &[&str]| -> Vec<String> {
+            let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+            let found = select(records.clone(), &words).unwrap();
+            found.into_iter().map(|record| record.name).collect()
+        };
+        assert_eq!(selected(&[]), ["train", "eval"]);
+        assert_eq!(selected(&["12"]), ["train"]);
+        assert_eq!(selected(&["12.server"]), ["train"]);
+        assert_eq!(selected(&["eval"]), ["eval"]);
+        assert_eq!(selected(&["/work/jobs/eval", "12"]), ["train", "eval"]);
+        let error = select(records.clone(), &["13".to_owned()]).unwrap_err().to_string();
+        assert!(error.contains("\"13\""), "{error}");
+    }
+
+    #[test]
+    fn table_shows_state_time_progress_and_reason() {
+        let job = |record: JobRecord, state, reason: Option<&str>| JobEntry {
+            state,
+            reason: reason.map(str::to_owned),
+            elapsed: Some(3723),
+            limit: Some(2 * 86_400),
+            exit_code: None,
+            run_folder: Some(record.folder.join("run-1")),
+            progress: Some(Progress { step: 10, steps: Some(20), loss: Some(1.5) }),
+            record,
+        };
+        let pending = JobEntry {
+            elapsed: None,
+            progress: None,
+            run_folder: None,
+            ..job(record("8", "b", 1), Some(JobState::Pending), Some("Priority"))
+        };
+        let unknown = job(record("9", "c", 1), None, Some("sacct failed"));
+        let failed = JobEntry {
+            exit_code: Some(75),
+            ..job(record("5", "d", 0), Some(JobState::Failed), None)
+        };
+        let jobs =
+            [job(record("7", "a", 2), Some(JobState::Running), None), pending, unknown, failed];
+        let text = anstream::adapter::strip_str(&table(&jobs)).to_string();
+        let expected = "\
+job  name  state    nodes  elapsed       limit  progress                run                 reason
+7    a     running      2  1:02:03  2-00:00:00  step 10/20, loss 1.5000  /work/jobs/a/run-1
+8    b     pending      2        -  2-00:00:00  -                        /work/jobs/b        Priority
+9    c     unknown      2  1:02:03  2-00:00:00  step 10/20, loss 1.5000  /work/jobs/c/run-1  sacct failed
+5    d     failed       2  1:02:03  2-00:00:00  step 10/20, loss 1.5000  /work/jobs/d/run-1  exit code 75
+";
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(words(&text), words(expected), "{text}");
+    }
+
+    #[test]
+    fn runs_are_ordered_by_number() {
+        let latest = |names: &[&str]| latest_run(names.iter().map(|name| (*name).to_owned()));
+        assert_eq!(latest(&["run-9", "run-10", "job.sh", "run-x"]).as_deref(), Some("run-10"));
+        assert_eq!(latest(&["job.sh"]), None);
+    }
+
+    #[test]
+    fn records_round_trip() {
+        let mut record = record("7", "a", 1);
+        let text = document::to_json(&record).unwrap();
+        assert!(text.contains("\"format\": \"regatta-job/1\""), "{text}");
+        assert_eq!(document::from_json::<JobRecord>(&text).unwrap(), record);
+        record.ended = Some(JobStatus {
+            id: "7".to_owned(),
+            name: None,
+            state: JobState::TimedOut,
+            reason: None,
+            elapsed: Some(1),
+            limit: None,
+            exit_code: None,
+        });
+        let text = document::to_json(&record).unwrap();
+        assert_eq!(document::from_json::<JobRecord>(&text).unwrap(), record);
+    }
+}

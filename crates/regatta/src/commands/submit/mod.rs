@@ -1,0 +1,365 @@
+//! `regatta submit`: writes a batch script with the site's requirements, and submits it.
+
+pub mod record;
+mod site;
+
+use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::{Args, value_parser};
+use regatta_launch::agent_launcher::handle::capture;
+use regatta_model::document;
+use regatta_place::batch::{
+    self, BatchJob, BatchScheduler, ContainerRuntime, Dependency, RunDir, RunKind, TimeLimit,
+};
+use regatta_place::site_profile::Profile;
+
+use crate::options::{MAX_NODES, NamedValue, one_of, positive};
+use crate::sanitize::sanitize;
+use crate::{output, shell};
+use record::JobRecord;
+use site::Site;
+
+/// Folder of the job folders.
+const ROOT: &str = "jobs";
+/// Name of the script in the job folder.
+const SCRIPT: &str = "job.sh";
+/// Limit on the submission: a loaded controller answers late.
+const SUBMIT_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// `regatta submit`.
+#[derive(Debug, Args)]
+pub struct SubmitArgs {
+    /// Number of nodes
+    #[arg(short = 'N', long, value_name = "COUNT", default_value_t = 1, value_parser = value_parser!(u32).range(1..=MAX_NODES), help_heading = "Job")]
+    nodes: u32,
+    /// Time limit: 90m, 2h, 1h30m, 1d, 01:30:00 or 1-12:00:00 [default: the queue's]
+    #[arg(short = 't', long, value_name = "LIMIT", help_heading = "Job")]
+    time: Option<TimeLimit>,
+    /// Project, account or bank that is charged [default with Slurm: SBATCH_ACCOUNT]
+    #[arg(short = 'A', long, value_name = "NAME", visible_alias = "bank", help_heading = "Job")]
+    account: Option<String>,
+    /// Partition, queue or, where it selects the queue, QOS [default: the site's]
+    #[arg(
+        short = 'p',
+        long,
+        value_name = "NAME",
+        visible_alias = "queue",
+        short_alias = 'q',
+        help_heading = "Job"
+    )]
+    partition: Option<String>,
+    /// Name of the job [default: from the command]
+    #[arg(long, value_name = "NAME", help_heading = "Job")]
+    name: Option<String>,
+    /// GPUs to request on each node; 0: none [default: all of a known site's nodes]
+    #[arg(long, value_name = "COUNT", help_heading = "Job")]
+    gpus_per_node: Option<u32>,
+    /// Start after this job has succeeded (repeatable)
+    #[arg(long, value_name = "JOBID", help_heading = "Job")]
+    after: Vec<String>,
+    /// Start after this job has ended, successfully or not (repeatable)
+    #[arg(long, value_name = "JOBID", help_heading = "Job")]
+    after_any: Vec<String>,
+    /// Seconds before the time limit at which the ranks get TERM, to save a checkpoint; 0: no signal
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = value_parser!(u32).range(..=65_535), help_heading = "Job")]
+    signal_before: u32,
+    /// Put the job back into the queue after a node failure or preemption and, with Slurm, when the
+    /// ranks exit with code 75 because of the time limit, as `regatta train` does
+    #[arg(long, help_heading = "Job")]
+    requeue: bool,
+    /// A further directive for the script, as in --directive=--qos=debug (repeatable); it replaces
+    /// the one for the same option
+    #[arg(long, value_name = "OPTION", allow_hyphen_values = true, help_heading = "Job")]
+    directive: Vec<String>,
+
+    /// Environment module to load first (repeatable)
+    #[arg(long, value_name = "NAME", help_heading = "Program")]
+    module: Vec<String>,
+    /// Container image to run the program in
+    #[arg(long, value_name = "IMAGE", help_heading = "Program")]
+    container: Option<String>,
+    /// Program that runs the container [default: the site's, else apptainer]
+    #[arg(long, value_name = "NAME", value_parser = one_of(&RUNTIMES), requires = "container", help_heading = "Program")]
+    container_runtime: Option<ContainerRuntime>,
+    /// Ranks per node [default: one per GPU, else one per NUMA node]
+    #[arg(long, value_name = "COUNT", value_parser = positive(), visible_alias = "nproc-per-node", help_heading = "Program")]
+    ranks_per_node: Option<u32>,
+
+    /// Site profile: lumi-g, frontier, perlmutter, polaris, aurora, alps, jupiter, marenostrum5-acc,
+    /// el-capitan, or one of --profile-file [default: detected]
+    #[arg(long, value_name = "NAME", visible_alias = "profile", help_heading = "Site")]
+    system: Option<String>,
+    /// Read additional site profiles from a TOML file (repeatable)
+    #[arg(long, value_name = "FILE", help_heading = "Site")]
+    profile_file: Vec<PathBuf>,
+    /// Scheduler to write the script for [default: the site's, else the one that is installed]
+    #[arg(long, value_name = "NAME", value_parser = one_of(&SCHEDULERS), help_heading = "Site")]
+    scheduler: Option<BatchScheduler>,
+
+    /// Print the script; write and submit nothing
+    #[arg(long, conflicts_with = "json", help_heading = "Output")]
+    dry_run: bool,
+    /// Folder for the script and the job's output [default: a new one below jobs/]
+    #[arg(long, value_name = "FOLDER", help_heading = "Output")]
+    job_dir: Option<String>,
+    /// Print the submitted job as JSON instead of its ID
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+
+    /// Program of every rank with its arguments, started by `regatta launch`; or a command of
+    /// regatta: launch, train, bench
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+const SCHEDULERS: [NamedValue<BatchScheduler>; 3] = [
+    ("slurm", BatchScheduler::Slurm, "Slurm: sbatch"),
+    ("pbs", BatchScheduler::Pbs, "PBS Professional, OpenPBS: qsub"),
+    ("flux", BatchScheduler::Flux, "Flux: flux batch"),
+];
+
+const RUNTIMES: [NamedValue<ContainerRuntime>; 2] = [
+    ("apptainer", ContainerRuntime::Apptainer, "Apptainer"),
+    ("singularity", ContainerRuntime::Singularity, "SingularityCE"),
+];
+
+/// Examples in the help.
+pub const EXAMPLES: &str = "\
+Examples:
+  regatta submit -N 16 -t 2h -A project_465000001 -- python train.py
+                                                128 ranks on 16 nodes of LUMI, from a login node
+  regatta submit --system lumi-g -N 2 -t 30m -A project_1 --dry-run -- python train.py
+                                                print the script, from anywhere
+  regatta submit -N 4 -t 12h -A me --requeue -- regatta train gpt2 data.source=books
+                                                train longer than the time limit of the queue
+  regatta submit -N 2 -t 1h -A me --container torch.sif -- python train.py
+                                                every rank in a container
+  regatta submit -t 10m -A me --after 12345 -- regatta eval jobs/gpt2/run
+                                                after another job has succeeded
+  regatta submit -N 2 -t 1h -A me -p debug --directive='-l filesystems=home' -- ./train
+                                                at ALCF, with one file system only
+
+The site's requirements are in its profile: whole nodes, GPUs, network options, mandatory options.
+`regatta jobs` shows the state of submitted jobs.";
+
+/// Runs the command.
+pub fn run(args: &SubmitArgs) -> Result<()> {
+    let site = Site::detect(args.system.as_deref(), &args.profile_file)?;
+    let scheduler = site.scheduler(args.scheduler)?;
+    let mut job = batch_job(args, &site, scheduler)?;
+    if args.dry_run {
+        return output::print_raw(&batch::script(scheduler, &job, &site.profile)?);
+    }
+    // Before the folder is created: most mistakes are found here.
+    batch::script(scheduler, &job, &site.profile)?;
+    let folder = create_folder(args.job_dir.as_deref(), &mut job)?;
+    let submitted = submit(scheduler, &job, &site.profile, &folder);
+    if submitted.is_err() {
+        let _ = std::fs::remove_file(folder.join(SCRIPT));
+        // Fails if something else is in it.
+        let _ = std::fs::remove_dir(&folder);
+    }
+    let record = submitted?;
+    record.save();
+    report(args, &record)
+}
+
+fn report(args: &SubmitArgs, record: &JobRecord) -> Result<()> {
+    if args.json {
+        return output::print(&document::to_json(record)?);
+    }
+    let (folder, scheduler) = (record.folder.display(), record.scheduler);
+    output::eprint(&format!(
+        "submitted to {scheduler}; script and output: {folder}; state: regatta jobs\n"
+    ));
+    output::print(&format!("{}\n", record.id))
+}
+
+/// Writes the script and submits it.
+fn submit(
+    scheduler: BatchScheduler,
+    job: &BatchJob,
+    site: &Profile,
+    folder: &Path,
+) -> Result<JobRecord> {
+    let script = folder.join(SCRIPT);
+    let text = batch::script(scheduler, job, site)?;
+    std::fs::write(&script, text)
+        .and_then(|()| std::fs::set_permissions(&script, PermissionsExt::from_mode(0o755)))
+        .with_context(|| format!("cannot write {}", script.display()))?;
+    let words = scheduler.submit_command(&format!("{}/{SCRIPT}", job.job_dir));
+    let shown = words.join(" ");
+    let output = capture(&words[0], &words[1..], SUBMIT_TIMEOUT)
+        .map_err(|error| start_error(scheduler, error))?;
+    if !output.status.success() {
+        let said = output.stderr.trim();
+        let said = if said.is_empty() { output.stdout.trim() } else { said };
+        bail!("`{shown}` failed with {}: {}", output.status, sanitize(said));
+    }
+    let id = scheduler.parse_job_id(&output.stdout);
+    let id = id.ok_or_else(|| anyhow!("`{shown}` printed no job ID: {:?}", output.stdout))?;
+    let run_dir = match batch::run_dir(job) {
+        RunDir::Named(folder) => Some(std::path::absolute(folder)?),
+        RunDir::Numbered | RunDir::Resumed | RunDir::Unknown => None,
+    };
+    Ok(JobRecord::new(id, scheduler, job, site, &script, run_dir))
+}
+
+fn start_error(scheduler: BatchScheduler, error: std::io::Error) -> anyhow::Error {
+    let program = scheduler.program();
+    match error.kind() {
+        std::io::ErrorKind::NotFound => anyhow!(
+            "{program} of {scheduler} is not installed here: submit on a login node of the site, or \
+             print the script with --dry-run"
+        ),
+        _ => anyhow::Error::new(error).context(format!("cannot run {program}")),
+    }
+}
+
+fn batch_job(args: &SubmitArgs, site: &Site, scheduler: BatchScheduler) -> Result<BatchJob> {
+    let command = utf8_words(&args.command)?;
+    let kind = RunKind::of(&command);
+    if args.ranks_per_node.is_some() && !matches!(kind, RunKind::Program | RunKind::Launch) {
+        bail!("--ranks-per-node is for programs: pass it to the command of regatta");
+    }
+    let name = args.name.clone().unwrap_or_else(|| default_name(&command));
+    let after = |jobs: &[String], must_succeed: bool| -> Vec<Dependency> {
+        jobs.iter().map(|job| Dependency { job: job.clone(), must_succeed }).collect()
+    };
+    let job_dir = args.job_dir.clone().unwrap_or_else(|| free_folder(&name));
+    // As sbatch itself does; written to the script, so that it is complete.
+    let from_env = || std::env::var("SBATCH_ACCOUNT").ok().filter(|name| !name.is_empty());
+    let is_slurm = scheduler == BatchScheduler::Slurm;
+    let account = args.account.clone().or_else(|| from_env().filter(|_| is_slurm));
+    Ok(BatchJob {
+        nodes: args.nodes,
+        time: args.time,
+        account,
+        queue: args.partition.clone(),
+        gpus_per_node: args.gpus_per_node,
+        after: [after(&args.after, true), after(&args.after_any, false)].concat(),
+        modules: args.module.clone(),
+        container: args.container.clone(),
+        container_runtime: args.container_runtime,
+        signal_before: args.signal_before,
+        requeue: args.requeue,
+        directives: args.directive.clone(),
+        regatta: regatta_path(args),
+        launch_options: launch_options(args, site)?,
+        name,
+        job_dir,
+        command,
+    })
+}
+
+/// Options for `regatta launch`: the site, because compute nodes may lack what identifies it.
+fn launch_options(args: &SubmitArgs, site: &Site) -> Result<Vec<String>> {
+    let mut options = Vec::new();
+    if site.is_known {
+        options.extend(["--profile".to_owned(), site.profile.name.clone()]);
+    }
+    for file in &args.profile_file {
+        let path = std::path::absolute(file)?.into_os_string();
+        options.extend(["--profile-file".to_owned(), utf8(path)?]);
+    }
+    if let Some(count) = args.ranks_per_node {
+        options.extend(["--ranks-per-node".to_owned(), count.to_string()]);
+    }
+    Ok(options)
+}
+
+/// This program by its path, because PATH may differ in the job; by its name in a script for another
+/// machine.
+fn regatta_path(args: &SubmitArgs) -> String {
+    let own = std::env::current_exe().ok().and_then(|path| utf8(path.into_os_string()).ok());
+    let elsewhere = args.dry_run && args.system.is_some();
+    own.filter(|_| !elsewhere).unwrap_or_else(|| "regatta".to_owned())
+}
+
+fn utf8_words(words: &[OsString]) -> Result<Vec<String>> {
+    words.iter().cloned().map(utf8).collect()
+}
+
+fn utf8(text: OsString) -> Result<String> {
+    text.into_string().map_err(|text| {
+        let shown = shell::quote_words([&text]);
+        anyhow!("{shown} is not UTF-8 and cannot be in a batch script")
+    })
+}
+
+/// A name from the command: `train` of `python train.py`, `regatta-train` of `regatta train`.
+fn default_name(command: &[String]) -> String {
+    let stem = |word: &String| {
+        let stem = Path::new(word).file_stem()?.to_str()?;
+        let is_part = |c: &char| c.is_ascii_alphanumeric() || "_-".contains(*c);
+        let name: String = stem.chars().filter(is_part).take(40).collect();
+        name.starts_with(|c: char| c.is_ascii_alphanumeric()).then_some(name)
+    };
+    let program = command.first().and_then(stem).unwrap_or_default();
+    let second = command.get(1).filter(|word| !word.starts_with('-')).and_then(stem);
+    let interpreters = ["python", "bash", "sh", "julia", "perl", "Rscript"];
+    let is_interpreter = interpreters.iter().any(|name| program.starts_with(name));
+    match (program.as_str(), second) {
+        ("regatta", Some(subcommand)) => format!("regatta-{subcommand}"),
+        (_, Some(script)) if is_interpreter => script,
+        ("", _) => "regatta".to_owned(),
+        _ => program,
+    }
+}
+
+/// `jobs/NAME`, or `jobs/NAME-2` and so on: the first that does not exist.
+fn free_folder(name: &str) -> String {
+    let numbered = (2..).map(|number: u32| format!("{ROOT}/{name}-{number}"));
+    let mut names = std::iter::once(format!("{ROOT}/{name}")).chain(numbered);
+    names.find(|folder| !Path::new(folder).exists()).unwrap_or_else(|| format!("{ROOT}/{name}"))
+}
+
+/// Creates the job folder; another job may have taken a free name meanwhile.
+fn create_folder(given: Option<&str>, job: &mut BatchJob) -> Result<PathBuf> {
+    loop {
+        let folder = PathBuf::from(&job.job_dir);
+        let parent = folder.parent().unwrap_or(Path::new(""));
+        if !parent.as_os_str().is_empty() {
+            std::fs::create_dir_all(parent)
+                .with_context(|| format!("cannot create {}", parent.display()))?;
+        }
+        match std::fs::create_dir(&folder) {
+            Ok(()) => return Ok(std::path::absolute(folder)?),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => match given {
+                None => job.job_dir = free_folder(&job.name),
+                Some(_) if folder.join(SCRIPT).exists() => {
+                    bail!("--job-dir {} already has a job: choose another folder", job.job_dir)
+                }
+                Some(_) => return Ok(std::path::absolute(folder)?),
+            },
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot create {}", job.job_dir));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn job_is_named_after_its_program() {
+        for (command, name) in [
+            ("python train.py --lr 1", "train"),
+            ("python3.11 /home/ada/my-run.py", "my-run"),
+            ("./a.out", "a"),
+            ("regatta train gpt2", "regatta-train"),
+            ("python -m torch", "python"),
+            ("/opt/.x", "regatta"),
+            ("ñ", "regatta"),
+        ] {
+            let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
+            assert_eq!(default_name(&words), name, "{command}");
+        }
+    }
+}

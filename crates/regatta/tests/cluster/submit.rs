@@ -1,0 +1,83 @@
+//! Jobs of `regatta submit` under Slurm: they run, are listed, wait for each other, and go back into
+//! the queue.
+
+use regatta_testbed::{Cluster, CommandOutput, cluster_or_skip, run, wait_until};
+use serde_json::Value;
+
+use crate::support::metrics::last_step_in;
+use crate::support::train::ENDLESS;
+use crate::support::{REGATTA, from_json};
+
+/// A training of a tiny model on one rank per node.
+const TRAIN: &str = "regatta train num_layers=1 num_heads=2 hidden_size=16 seq_len=16 batch=24 \
+                     threads=1 eval_interval=0 --ranks-per-node 1";
+
+struct User(Cluster);
+
+impl User {
+    fn regatta(&self, words: &[&str]) -> CommandOutput {
+        let mut command = self.0.login(REGATTA, words);
+        command.env("XDG_STATE_HOME", self.0.shared().join("state"));
+        run(&mut command).unwrap()
+    }
+
+    /// Submits a job on two nodes and returns its ID.
+    fn submit(&self, options: &str, command: &[&str]) -> String {
+        let options: Vec<&str> = options.split_whitespace().collect();
+        let words = [&["submit", "-N", "2", "-t", "10m"][..], &options, &["--"], command].concat();
+        self.regatta(&words).expect_success().stdout.trim().to_owned()
+    }
+
+    fn job(&self, id: &str) -> Value {
+        let text = self.regatta(&["jobs", "--json", id]).expect_success().stdout;
+        from_json::<Value>(&text)["jobs"][0].clone()
+    }
+
+    fn wait_for(&self, id: &str, state: &str) {
+        wait_until(&format!("job {id} to be {state}"), || self.job(id)["state"] == state);
+    }
+}
+
+#[test]
+fn submitted_jobs_run_and_are_listed() {
+    let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(2).cpus(2)) else { return };
+    let user = User(cluster);
+    let script = "echo \"$RANK of $WORLD_SIZE, $1\"";
+    let first = user.submit("--ranks-per-node 1", &["sh", "-c", script, "sh", "it's $HOME\n\"2\""]);
+    let train: Vec<&str> = TRAIN.split(' ').filter(|word| !word.is_empty()).collect();
+    let train = [&train[..], &["train.steps=5"]].concat();
+    let second = user.submit(&format!("--after {first} --requeue"), &train);
+    user.wait_for(&first, "completed");
+    for rank in 0..2 {
+        let log = user.0.shared().join(format!("jobs/sh/run-0/log/rank-{rank}.out"));
+        let expected = format!("{rank} of 2, it's $HOME\n\"2\"\n");
+        assert_eq!(std::fs::read_to_string(log).unwrap(), expected);
+    }
+    let job = user.job(&first);
+    assert!(job["run_folder"].as_str().unwrap().ends_with("jobs/sh/run-0"), "{job}");
+    user.wait_for(&second, "completed");
+    let job = user.job(&second);
+    assert_eq!((&job["progress"]["step"], &job["limit"]), (&5.into(), &600.into()), "{job}");
+    let table = user.regatta(&["jobs"]).expect_success().stdout;
+    assert!(table.contains("step 5/5"), "{table}");
+    time_limit(&user);
+}
+
+/// The signal before the time limit: the training saves, and the job goes back into the queue.
+fn time_limit(user: &User) {
+    let train: Vec<&str> = TRAIN.split(' ').filter(|word| !word.is_empty()).collect();
+    let endless: Vec<&str> = ENDLESS.split(' ').collect();
+    let train = [&train[..], &endless, &["checkpoint.interval=1000000"]].concat();
+    let id = user.submit("--requeue --name limited", &train);
+    let run_dir = user.0.shared().join("jobs/limited/run");
+    wait_until("steps", || last_step_in(&run_dir.join("metrics.jsonl")) > 0);
+    let job = user.job(&id);
+    assert_eq!(job["state"], "running", "{job}");
+    assert!(job["progress"]["step"].as_u64().unwrap() > 0, "{job}");
+    run(&mut user.0.login("scancel", ["--batch", "--signal=USR1", &id])).unwrap().expect_success();
+    user.wait_for(&id, "pending");
+    let step = last_step_in(&run_dir.join("metrics.jsonl"));
+    assert!(run_dir.join(format!("checkpoints/step-{step:08}/checkpoint.json")).exists());
+    run(&mut user.0.login("scancel", [&id])).unwrap().expect_success();
+    user.wait_for(&id, "cancelled");
+}

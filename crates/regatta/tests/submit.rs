@@ -1,0 +1,255 @@
+//! `regatta submit` and `regatta jobs`: golden scripts of sites, and submission to stand-ins for the
+//! schedulers' commands.
+//!
+//! `REGATTA_BLESS=1 cargo test -p regatta --test submit` updates the golden files.
+
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
+
+mod support;
+
+use std::path::Path;
+use std::process::Command;
+
+use regatta_testbed::{assert_contains, write_with_mode};
+use serde_json::Value;
+use support::{CommandOutput, TempDir, command, golden, run_line};
+
+/// Golden files and the commands that print them.
+const SCRIPTS: [(&str, &str); 11] = [
+    (
+        "submit-lumi-g",
+        "--system lumi-g -N 4 -t 2h -A project_465000001 --module PyTorch/2.3 -- python train.py --lr 3e-4",
+    ),
+    (
+        "submit-lumi-g-container",
+        "--system lumi-g -N 2 -t 30m -A project_465000001 --container torch.sif -- python train.py",
+    ),
+    (
+        "submit-frontier",
+        "--system frontier -N 8 -t 2h -A abc123 --requeue -- regatta train gpt2 data.source=books",
+    ),
+    ("submit-perlmutter", "--system perlmutter -N 2 -t 1h -A m1234_g -- python train.py"),
+    (
+        "submit-alps",
+        "--system alps -N 2 -t 1h -A g123 --after 100 --after 101 --after-any 99 -- ./train",
+    ),
+    (
+        "submit-slurm",
+        "--scheduler slurm --system infiniband -N 2 --gpus-per-node 8 -p gpu -- regatta launch --spares 1 ./train",
+    ),
+    ("submit-polaris", "--system polaris -N 10 -t 1h -A Catalyst -q prod -- python train.py"),
+    (
+        "submit-aurora",
+        "--system aurora -N 2 -t 1h -A Catalyst -q debug --ranks-per-node 12 --after 123.aurora-pbs -- python train.py",
+    ),
+    (
+        "submit-pbs",
+        "--scheduler pbs --system infiniband -N 2 -t 1-00:00:00 --gpus-per-node 4 --requeue --signal-before 300 -- regatta bench all-reduce -b 8 -e 1G",
+    ),
+    (
+        "submit-el-capitan",
+        "--system el-capitan -N 4 -t 8h --bank guests -q pbatch --after ƒM7Zq9AKHno -- python train.py",
+    ),
+    (
+        "submit-flux",
+        "--scheduler flux --system ethernet --signal-before 0 --name my-job --job-dir out -- regatta map --check",
+    ),
+];
+
+/// `regatta submit --dry-run` with these words.
+fn dry_run(folder: &TempDir, words: &str) -> CommandOutput {
+    let mut command = command();
+    command.current_dir(folder).args(["submit", "--dry-run"]).args(words.split_whitespace());
+    command.output().unwrap().into()
+}
+
+#[test]
+fn scripts_of_sites() {
+    let folder = TempDir::new();
+    for (name, words) in SCRIPTS {
+        let script = dry_run(&folder, words).ok();
+        golden(&format!("{name}.sh"), &script);
+        let file = folder.write("job.sh", &script);
+        for shell in ["sh", "bash"] {
+            assert!(Command::new(shell).args(["-n", &file]).status().unwrap().success(), "{name}");
+        }
+        std::fs::remove_file(file).unwrap();
+    }
+    assert!(folder.names().is_empty(), "a dry run writes nothing");
+}
+
+#[test]
+fn errors_name_the_option() {
+    let folder = TempDir::new();
+    let error = |words: &str| dry_run(&folder, words).error_line();
+    assert_contains(error("--system lumi-g -- ./a"), "LUMI-G requires --account NAME");
+    assert_contains(error("--system polaris -A x -- ./a"), ["--time LIMIT", "--partition NAME"]);
+    assert_contains(error("--system lumig -- ./a"), "did you mean lumi-g?");
+    assert_contains(error("--system lumi-g -A a;b -- ./a"), "--account \"a;b\"");
+    let ranks = "--system lumi-g -A a --ranks-per-node 2 -- regatta train";
+    assert_contains(error(ranks), "--ranks-per-node is for programs");
+    run_line("submit -t 30 -- ./a").assert_usage_error("invalid value '30' for '--time <LIMIT>'");
+    let missing = run_line("submit --dry-run").assert_code(2);
+    assert_contains(missing.err, "COMMAND");
+}
+
+/// A user's environment with stand-ins for the commands of a scheduler.
+struct User {
+    folder: TempDir,
+}
+
+impl User {
+    /// The stand-ins are shell scripts by name.
+    fn new(programs: &[(&str, &str)]) -> Self {
+        let folder = TempDir::new();
+        std::fs::create_dir(folder.join("bin")).unwrap();
+        for (name, body) in programs {
+            let text = format!("#!/bin/sh\necho \"{name} $*\" >>\"$CALLS\"\n{body}\n");
+            write_with_mode(folder.join("bin").join(name), 0o755, text);
+        }
+        Self { folder }
+    }
+
+    fn run(&self, words: &str) -> CommandOutput {
+        let mut command = command();
+        let path = format!("{}:/usr/bin:/bin", self.folder.join("bin").display());
+        command.current_dir(&self.folder).args(words.split_whitespace());
+        command.env("PATH", path).env("XDG_STATE_HOME", self.folder.join("state"));
+        command.env("CALLS", self.folder.join("calls"));
+        command.output().unwrap().into()
+    }
+
+    fn jobs(&self) -> Value {
+        self.run("jobs --json").json()
+    }
+
+    fn calls(&self, program: &str) -> usize {
+        let calls = std::fs::read_to_string(self.folder.join("calls")).unwrap_or_default();
+        calls.lines().filter(|line| line.split(' ').next() == Some(program)).count()
+    }
+}
+
+#[test]
+fn submitted_job_is_recorded_and_listed() {
+    let user = User::new(&[
+        ("sbatch", "echo '4711;here'"),
+        ("scontrol", "echo 'ClusterName = lumi'"),
+        ("squeue", "cat queue 2>/dev/null"),
+        ("sacct", "cat accounting 2>/dev/null"),
+    ]);
+    user.run("submit -- ./train").assert_error("LUMI-G requires --account");
+    assert!(!user.folder.exists("jobs"), "nothing is left of a job that was not submitted");
+    let submitted = user.run("submit -N 2 -t 1h -A project_1 -- ./train --lr 1");
+    let submitted = submitted.assert_stderr("submitted to Slurm; script and output: ");
+    assert_eq!(submitted.ok(), "4711\n");
+    let script = user.folder.read("jobs/train/job.sh");
+    assert_contains(&script, ["#SBATCH --account=project_1\n", " launch --profile lumi-g "]);
+    assert_contains(&script, "-- ./train --lr 1\n");
+    assert_eq!(user.folder.list("jobs/train"), ["job.json", "job.sh"]);
+    assert_eq!(user.folder.list("state/regatta/jobs").len(), 1);
+
+    std::fs::write(user.folder.join("queue"), "4711|PENDING|0:00|1:00:00|Priority|train\n")
+        .unwrap();
+    let job = user.jobs()["jobs"][0].clone();
+    assert_eq!(job["id"], "4711");
+    assert_eq!((&job["state"], &job["reason"]), (&"pending".into(), &"Priority".into()));
+    assert_eq!((&job["limit"], &job["nodes"]), (&3600.into(), &2.into()));
+    assert_eq!(job["run_folder"], Value::Null);
+
+    std::fs::write(user.folder.join("queue"), "4711|RUNNING|1:00|1:00:00|None|train\n").unwrap();
+    let run = user.folder.join("jobs/train/run-0");
+    std::fs::create_dir(&run).unwrap();
+    let metrics = "{\"step\":1,\"steps\":9,\"loss\":2.5}\n{\"step\":2,\"steps\":9,\"loss\":2.25}\n";
+    std::fs::write(run.join("metrics.jsonl"), metrics).unwrap();
+    let table = user.run("jobs").ok();
+    assert_contains(&table, ["4711", "running", "0:01:00", "step 2/9, loss 2.2500"]);
+    assert_contains(&table, "jobs/train/run-0");
+
+    // The controller has forgotten the job, the database has not; then nobody is asked any more.
+    std::fs::write(user.folder.join("queue"), "").unwrap();
+    std::fs::write(user.folder.join("accounting"), "4711|FAILED|90|60|75:0|train\n").unwrap();
+    let job = user.jobs()["jobs"][0].clone();
+    assert_eq!((&job["state"], &job["exit_code"]), (&"failed".into(), &75.into()));
+    let calls = user.calls("sacct");
+    assert_contains(user.run("jobs train").ok(), ["failed", "exit code 75"]);
+    assert_eq!(user.calls("sacct"), calls);
+    user.run("jobs 4712").assert_error("no submitted job is \"4712\"");
+}
+
+#[test]
+fn job_of_another_cluster_is_unknown() {
+    let user = User::new(&[
+        ("sbatch", "echo 5"),
+        ("squeue", "echo '5|RUNNING|1:00|1:00:00|None|other'"),
+        ("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1"),
+    ]);
+    assert_eq!(user.run("submit -- ./train").ok(), "5\n");
+    let job = user.jobs()["jobs"][0].clone();
+    assert_eq!(job["state"], Value::Null);
+    assert_contains(user.run("jobs").ok(), ["unknown"]);
+}
+
+#[test]
+fn refused_job_leaves_nothing() {
+    let refuses =
+        "echo 'sbatch: error: Batch job submission failed: Invalid partition' >&2; exit 1";
+    let user = User::new(&[("sbatch", refuses)]);
+    let error = user.run("submit -p nowhere -- ./train").error_line();
+    assert_contains(error, ["sbatch --parsable jobs/train/job.sh", "Invalid partition"]);
+    assert!(!user.folder.exists("jobs/train"));
+    assert!(user.folder.list("state/regatta/jobs").is_empty());
+    let user = User::new(&[("sbatch", "echo nothing")]);
+    user.run("submit -- ./train").assert_error("printed no job ID: \"nothing\\n\"");
+}
+
+#[test]
+fn folders_of_jobs_with_the_same_name_are_numbered() {
+    let user = User::new(&[("sbatch", "echo 5")]);
+    for folder in ["jobs/train", "jobs/train-2", "jobs/train-3"] {
+        user.run("submit -- ./train").ok();
+        assert_contains(
+            user.folder.read(format!("{folder}/job.sh")),
+            &*format!("{folder}/job.out"),
+        );
+    }
+    user.run("submit --job-dir jobs/train -- ./a").assert_error("already has a job");
+    let json: Value = user.run("submit --json --job-dir mine -- ./a").json();
+    assert_eq!((&json["format"], &json["id"]), (&"regatta-job/1".into(), &"5".into()));
+    assert!(Path::new(json["script"].as_str().unwrap()).is_absolute());
+}
+
+#[test]
+fn pbs_and_flux_jobs_are_submitted_and_listed() {
+    let qstat = "case $* in *json*) echo qstat: illegal option >&2; exit 2;; esac
+printf 'Job Id: 7.server\\n    Job_Name = train\\n    job_state = Q\\n    comment = Not Running: no nodes\\n'
+exit 153";
+    let user = User::new(&[("qsub", "echo 7.server"), ("qstat", qstat)]);
+    assert_eq!(user.run("submit -t 1h -- ./train").ok(), "7.server\n");
+    assert_contains(user.folder.read("jobs/train/job.sh"), "#PBS -l walltime=01:00:00\n");
+    let job = user.jobs()["jobs"][0].clone();
+    assert_eq!((&job["state"], &job["scheduler"]), (&"pending".into(), &"pbs".into()));
+    assert_eq!(job["reason"], "Not Running: no nodes");
+
+    let flux = "case $1 in batch) echo ƒKs;; jobs) echo '{\"id\": 99, \"name\": \"train\", \
+                \"state\": \"RUN\", \"runtime\": 61.5}';; esac";
+    let user = User::new(&[("flux", flux)]);
+    assert_eq!(user.run("submit -- ./train").ok(), "ƒKs\n");
+    let job = user.jobs()["jobs"][0].clone();
+    assert_eq!((&job["state"], &job["elapsed"]), (&"running".into(), &61.into()));
+}
+
+#[test]
+fn without_a_scheduler_the_error_says_what_to_do() {
+    let user = User::new(&[]);
+    std::fs::remove_dir_all(user.folder.join("bin")).unwrap();
+    let mut command = command();
+    command.current_dir(&user.folder).env("PATH", user.folder.path());
+    let output: CommandOutput = command.args(["submit", "--", "./a"]).output().unwrap().into();
+    output.assert_error(["no scheduler found", "--dry-run"]);
+    let mut command = support::command();
+    command.current_dir(&user.folder).env("PATH", user.folder.path());
+    command.args(["submit", "--system", "lumi-g", "-A", "a", "--", "./a"]);
+    let output: CommandOutput = command.output().unwrap().into();
+    output.assert_error(["sbatch of Slurm is not installed here", "--dry-run"]);
+    user.run("jobs").assert_stderr("no jobs").ok();
+}
