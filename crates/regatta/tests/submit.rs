@@ -224,7 +224,7 @@ fn pbs_and_flux_jobs_are_submitted_and_listed() {
 printf 'Job Id: 7.server\\n    Job_Name = train\\n    job_state = Q\\n    comment = Not Running: no nodes\\n'
 exit 153";
     let user = User::new(&[("qsub", "echo 7.server"), ("qstat", qstat)]);
-    assert_eq!(user.run("submit -t 1h -- ./train").ok(), "7.server\n");
+    assert_eq!(user.run("submit --scheduler pbs -t 1h -- ./train").ok(), "7.server\n");
     assert_contains(user.folder.read("jobs/train/job.sh"), "#PBS -l walltime=01:00:00\n");
     let job = user.jobs()["jobs"][0].clone();
     assert_eq!((&job["state"], &job["scheduler"]), (&"pending".into(), &"pbs".into()));
@@ -233,7 +233,7 @@ exit 153";
     let flux = "case $1 in batch) echo ƒKs;; jobs) echo '{\"id\": 99, \"name\": \"train\", \
                 \"state\": \"RUN\", \"runtime\": 61.5}';; esac";
     let user = User::new(&[("flux", flux)]);
-    assert_eq!(user.run("submit -- ./train").ok(), "ƒKs\n");
+    assert_eq!(user.run("submit --scheduler flux -- ./train").ok(), "ƒKs\n");
     let job = user.jobs()["jobs"][0].clone();
     assert_eq!((&job["state"], &job["elapsed"]), (&"running".into(), &61.into()));
 }

@@ -11,7 +11,9 @@ pub(crate) fn allocation(
     env: &EnvReader<'_>,
     hostlist: &dyn Fn() -> Option<String>,
 ) -> Result<Option<Allocation>> {
-    let Some(job_id) = env.get("FLUX_JOB_ID") else { return Ok(None) };
+    // Flux sets only the second one in batch scripts and interactive allocations.
+    let job_id = env.get("FLUX_JOB_ID").or_else(|| env.get("FLUX_ENCLOSING_ID"));
+    let Some(job_id) = job_id else { return Ok(None) };
     let count = env.u32("FLUX_JOB_NNODES")?;
     let hosts = match hostlist() {
         Some(text) => hostlist::expand(text.trim()).map_err(|source| {

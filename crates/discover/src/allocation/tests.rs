@@ -222,6 +222,8 @@ fn flux_job_is_detected() {
     assert_eq!(rank_of(&allocation("flux2", &env(8, 6, 2))), (6, 8, 2, 4, Some(1)));
     let uneven = allocation("flux2", &env(3, 2, 0));
     assert_eq!(ranks_per_node(&uneven), [Some(2), Some(1)]);
+    let batch = allocation("flux1", "FLUX_ENCLOSING_ID=ƒabc");
+    assert_eq!((batch.job_id.as_deref(), batch.nodes.len()), (Some("ƒabc"), 2));
     let m = error("FLUX_JOB_ID=1 FLUX_JOB_NNODES=3");
     assert!(m.contains("FLUX_JOB_NNODES=3") && m.contains("2 hosts"), "{m}");
 }

@@ -78,6 +78,13 @@ pub(super) fn run_dir(command: &[String]) -> RunDir {
     }
 }
 
+/// Flux removes the variables of its jobs from the environment of batch scripts.
+const FLUX_JOB_ID: &str = "
+# Flux does not set this variable in batch scripts; regatta finds the nodes of the job by it.
+FLUX_JOB_ID=$(flux getattr jobid) || exit
+export FLUX_JOB_ID
+";
+
 /// The commands after the directives.
 pub(super) fn body(
     scheduler: BatchScheduler,
@@ -87,6 +94,9 @@ pub(super) fn body(
     let mut text = String::new();
     if scheduler == BatchScheduler::Pbs {
         text += "\n# PBS starts scripts in the home folder.\ncd \"$PBS_O_WORKDIR\" || exit\n";
+    }
+    if scheduler == BatchScheduler::Flux {
+        text += FLUX_JOB_ID;
     }
     if !job.modules.is_empty() {
         text += "\n";
@@ -195,12 +205,12 @@ fn with_timer(scheduler: BatchScheduler, job: &BatchJob, command: &str) -> Strin
 fn requeue_after_limit(command: &str) -> String {
     format!(
         "
-{command} &
-ranks=$!
 # The time limit is near: the ranks save and exit with code 75.
 trap 'limit=1 signalled=1; kill -TERM \"$ranks\"' USR1
 # The job is cancelled.
 trap 'signalled=1; kill -TERM \"$ranks\"' TERM
+{command} &
+ranks=$!
 # A signal interrupts `wait`.
 while :; do
     signalled=

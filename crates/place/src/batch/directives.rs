@@ -73,7 +73,7 @@ const ACCOUNT: &str = "The project that is charged.";
 const NAME: &str = "The job's name in the queue.";
 const TIME: &str = "Time limit.";
 const AFTER: &str = "Jobs to wait for.";
-const OUTPUT: &str = "Output of this script; the ranks' output is in the run folder.";
+const OUTPUT: &str = "Output of the ranks, merged; the output of each one is in the run folder.";
 
 fn slurm(job: &BatchJob, site: &Profile) -> Vec<Directive> {
     let mut list = vec![
@@ -89,8 +89,7 @@ fn slurm(job: &BatchJob, site: &Profile) -> Vec<Directive> {
         directive("--mem=0", "All memory of the nodes."),
     ];
     if let Some(gpus) = requested_gpus(job, site) {
-        let why = "All GPUs of each node to the job, none bound to a task: that breaks peer-to-peer \
-                   copies.";
+        let why = "All GPUs of each node; a request per task would disable peer-to-peer copies.";
         list.push(directive(format!("--gpus-per-node={gpus}"), why));
     }
     list.extend(job.time.map(|limit| directive(format!("--time={}", limit.clock()), TIME)));

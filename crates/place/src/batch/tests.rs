@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -187,7 +187,13 @@ fn job_ids_are_parsed() {
     }
 }
 
-/// A folder with a program that prints its arguments, each terminated by a zero byte.
+/// `PATH` with a folder first.
+fn path_with(folder: &Path) -> String {
+    format!("{}:{}", folder.display(), std::env::var("PATH").unwrap())
+}
+
+/// A folder with a program that prints its arguments, each terminated by a zero byte, and with a
+/// stand-in for flux.
 fn folder_with_program() -> (PathBuf, String) {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -197,18 +203,22 @@ fn folder_with_program() -> (PathBuf, String) {
     std::fs::write(&program, "#!/bin/sh\nfor word do printf '%s\\0' \"$word\"; done\n").unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(&program, mode).unwrap();
+    std::fs::write(folder.join("flux"), "#!/bin/sh\necho f1\n").unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(folder.join("flux"), mode).unwrap();
     let program = program.to_str().unwrap().to_owned();
     (folder, program)
 }
 
 /// The arguments with which a script starts regatta.
-fn arguments(shell: &str, folder: &PathBuf, script: &str) -> Vec<String> {
+fn arguments(shell: &str, folder: &Path, script: &str) -> Vec<String> {
     let file = folder.join("job.sh");
     std::fs::write(&file, script).unwrap();
     let syntax = Command::new(shell).arg("-n").arg(&file).output().unwrap();
     assert!(syntax.status.success(), "{syntax:?}\n{script}");
     let mut command = Command::new(shell);
     command.arg(&file).current_dir(folder).env("PBS_O_WORKDIR", folder);
+    command.env("PATH", path_with(folder));
     let output = command.output().unwrap();
     assert!(output.status.success(), "{output:?}\n{script}");
     let mut words: Vec<String> =
@@ -301,11 +311,10 @@ fn signalled(signal: &str) -> (String, Option<i32>) {
     let given = BatchJob { requeue: true, regatta: program, ..job("regatta train tiny") };
     std::fs::write(folder.join("job.sh"), script_for("lumi-g", &given).unwrap()).unwrap();
     let out = folder.join("out");
-    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
     let mut child = Command::new("bash")
         .arg("job.sh")
         .current_dir(&folder)
-        .env("PATH", path)
+        .env("PATH", path_with(&folder))
         .env("SLURM_JOB_ID", "7")
         .stdout(std::fs::File::create(&out).unwrap())
         .spawn()

@@ -1,0 +1,48 @@
+#!/bin/bash
+# Job script of `regatta submit` for Frontier (Slurm).
+# Submit: mkdir -p jobs/regatta-train; save this as jobs/regatta-train/job.sh; sbatch --parsable jobs/regatta-train/job.sh
+#
+# The job's name in the queue.
+#SBATCH --job-name=regatta-train
+# `regatta launch` starts one agent per node, which starts its ranks.
+#SBATCH --nodes=8
+# Whole nodes: ranks are bound to cores, GPUs and NICs of the whole node.
+#SBATCH --exclusive
+# All memory of the nodes.
+#SBATCH --mem=0
+# All GPUs of each node to the job, none bound to a task: that breaks peer-to-peer copies.
+#SBATCH --gpus-per-node=8
+# Time limit.
+#SBATCH --time=02:00:00
+# The project that is charged.
+#SBATCH --account=abc123
+# A signal to this script before the time limit: see its end.
+#SBATCH --signal=B:USR1@120
+# Back into the queue after a node failure or preemption.
+#SBATCH --requeue
+# Output of this script; the ranks' output is in the run folder.
+#SBATCH --output=jobs/regatta-train/job.out
+# A job that starts again keeps its earlier output.
+#SBATCH --open-mode=append
+# Disables the NIC's rendezvous, so that FI_CXI_RDZV_PROTO=alt_read takes effect.
+#SBATCH --network=disable_rdzv_get
+
+regatta train --run-dir jobs/regatta-train/run \
+    gpt2 data.source=books &
+ranks=$!
+# The time limit is near: the ranks save and exit with code 75.
+trap 'limit=1 signalled=1; kill -TERM "$ranks"' USR1
+# The job is cancelled.
+trap 'signalled=1; kill -TERM "$ranks"' TERM
+# A signal interrupts `wait`.
+while :; do
+    signalled=
+    wait "$ranks"
+    code=$?
+    [ -n "$signalled" ] || break
+done
+# 75: the work is not finished. The job continues where it stopped when it starts again.
+if [ "$code" -eq 75 ] && [ -n "$limit" ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"

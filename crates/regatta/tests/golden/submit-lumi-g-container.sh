@@ -1,0 +1,36 @@
+#!/bin/bash
+# Job script of `regatta submit` for LUMI-G (Slurm).
+# Submit: mkdir -p jobs/train; save this as jobs/train/job.sh; sbatch --parsable jobs/train/job.sh
+#
+# The job's name in the queue.
+#SBATCH --job-name=train
+# `regatta launch` starts one agent per node, which starts its ranks.
+#SBATCH --nodes=2
+# Whole nodes: ranks are bound to cores, GPUs and NICs of the whole node.
+#SBATCH --exclusive
+# All memory of the nodes.
+#SBATCH --mem=0
+# All GPUs of each node to the job, none bound to a task: that breaks peer-to-peer copies.
+#SBATCH --gpus-per-node=8
+# Time limit.
+#SBATCH --time=00:30:00
+# The project that is charged.
+#SBATCH --account=project_465000001
+# The partition.
+#SBATCH --partition=standard-g
+# TERM to this script before the time limit, so that the ranks can save.
+#SBATCH --signal=B:TERM@120
+# A failed job is not repeated.
+#SBATCH --no-requeue
+# Output of this script; the ranks' output is in the run folder.
+#SBATCH --output=jobs/train/job.out
+# A job that starts again keeps its earlier output.
+#SBATCH --open-mode=append
+
+# A run folder holds one run: a job that starts again uses the next one.
+run=0
+while [ -e "jobs/train/run-$run" ]; do run=$((run + 1)); done
+
+# `exec`: signals of Slurm reach regatta.
+exec regatta launch --profile lumi-g --run-dir "jobs/train/run-$run" \
+    -- singularity exec --rocm --bind "$PWD" torch.sif python train.py
