@@ -10,7 +10,7 @@
 #SBATCH --exclusive
 # All memory of the nodes.
 #SBATCH --mem=0
-# All GPUs of each node to the job, none bound to a task: that breaks peer-to-peer copies.
+# All GPUs of each node; a request per task would disable peer-to-peer copies.
 #SBATCH --gpus-per-node=4
 # Time limit.
 #SBATCH --time=01:00:00
@@ -22,7 +22,7 @@
 #SBATCH --signal=B:TERM@120
 # A failed job is not repeated.
 #SBATCH --no-requeue
-# Output of this script; the ranks' output is in the run folder.
+# Output of the ranks, merged; the output of each one is in the run folder.
 #SBATCH --output=jobs/train/job.out
 # A job that starts again keeps its earlier output.
 #SBATCH --open-mode=append

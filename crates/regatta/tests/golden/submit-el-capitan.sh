@@ -18,8 +18,12 @@
 # flux: --dependency=afterok:ƒM7Zq9AKHno
 # TERM before the time limit, so that the ranks can save.
 # flux: --signal=TERM@120s
-# Output of this script; the ranks' output is in the run folder.
+# Output of the ranks, merged; the output of each one is in the run folder.
 # flux: --output=jobs/train/job.out
+
+# Flux does not set this variable in batch scripts; regatta finds the nodes of the job by it.
+FLUX_JOB_ID=$(flux getattr jobid) || exit
+export FLUX_JOB_ID
 
 # A run folder holds one run: a job that starts again uses the next one.
 run=0

@@ -8,8 +8,12 @@
 # flux: --nodes=1
 # Whole nodes with all their GPUs: ranks are bound to cores, GPUs and NICs of the node.
 # flux: --exclusive
-# Output of this script; the ranks' output is in the run folder.
+# Output of the ranks, merged; the output of each one is in the run folder.
 # flux: --output=out/job.out
+
+# Flux does not set this variable in batch scripts; regatta finds the nodes of the job by it.
+FLUX_JOB_ID=$(flux getattr jobid) || exit
+export FLUX_JOB_ID
 
 # `exec`: signals of Flux reach regatta.
 exec regatta map --check

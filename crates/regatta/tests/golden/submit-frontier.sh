@@ -10,7 +10,7 @@
 #SBATCH --exclusive
 # All memory of the nodes.
 #SBATCH --mem=0
-# All GPUs of each node to the job, none bound to a task: that breaks peer-to-peer copies.
+# All GPUs of each node; a request per task would disable peer-to-peer copies.
 #SBATCH --gpus-per-node=8
 # Time limit.
 #SBATCH --time=02:00:00
@@ -20,20 +20,20 @@
 #SBATCH --signal=B:USR1@120
 # Back into the queue after a node failure or preemption.
 #SBATCH --requeue
-# Output of this script; the ranks' output is in the run folder.
+# Output of the ranks, merged; the output of each one is in the run folder.
 #SBATCH --output=jobs/regatta-train/job.out
 # A job that starts again keeps its earlier output.
 #SBATCH --open-mode=append
 # Disables the NIC's rendezvous, so that FI_CXI_RDZV_PROTO=alt_read takes effect.
 #SBATCH --network=disable_rdzv_get
 
-regatta train --run-dir jobs/regatta-train/run \
-    gpt2 data.source=books &
-ranks=$!
 # The time limit is near: the ranks save and exit with code 75.
 trap 'limit=1 signalled=1; kill -TERM "$ranks"' USR1
 # The job is cancelled.
 trap 'signalled=1; kill -TERM "$ranks"' TERM
+regatta train --run-dir jobs/regatta-train/run \
+    gpt2 data.source=books &
+ranks=$!
 # A signal interrupts `wait`.
 while :; do
     signalled=

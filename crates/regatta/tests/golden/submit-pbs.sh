@@ -18,7 +18,7 @@
 #PBS -j oe
 # written while the job runs.
 #PBS -k doe
-# Output of this script; the ranks' output is in the run folder.
+# Output of the ranks, merged; the output of each one is in the run folder.
 #PBS -o jobs/regatta-bench/job.out
 
 # PBS starts scripts in the home folder.

@@ -22,7 +22,7 @@
 #PBS -j oe
 # written while the job runs.
 #PBS -k doe
-# Output of this script; the ranks' output is in the run folder.
+# Output of the ranks, merged; the output of each one is in the run folder.
 #PBS -o jobs/train/job.out
 # The file systems that the job uses, mandatory; replace it with --directive.
 #PBS -l filesystems=home:eagle

@@ -10,7 +10,7 @@
 #SBATCH --exclusive
 # All memory of the nodes.
 #SBATCH --mem=0
-# All GPUs of each node to the job, none bound to a task: that breaks peer-to-peer copies.
+# All GPUs of each node; a request per task would disable peer-to-peer copies.
 #SBATCH --gpus-per-node=8
 # The partition.
 #SBATCH --partition=gpu
@@ -20,7 +20,7 @@
 #SBATCH --no-requeue
 # The job survives the loss of a node, which a spare replaces.
 #SBATCH --no-kill
-# Output of this script; the ranks' output is in the run folder.
+# Output of the ranks, merged; the output of each one is in the run folder.
 #SBATCH --output=jobs/regatta-launch/job.out
 # A job that starts again keeps its earlier output.
 #SBATCH --open-mode=append
