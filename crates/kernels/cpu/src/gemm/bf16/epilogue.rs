@@ -27,6 +27,7 @@ impl Accumulators {
     ///
     /// # Safety
     /// The output must have these rows and columns.
+    #[cfg(target_arch = "x86_64")]
     pub unsafe fn load(&mut self, rows: usize, columns: usize, c: MatrixPtrMut) {
         for (row, acc) in self.0[..rows].iter_mut().enumerate() {
             // SAFETY: the caller's promise.
@@ -59,6 +60,7 @@ impl TileOutput<'_> {
     }
 
     /// The output with which a kernel can start its accumulators: their sum is f32.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub fn accumulated(&self) -> Option<MatrixPtrMut> {
         match (self.c.elements, self.epilogue) {

@@ -6,6 +6,8 @@ use super::epilogue::{Accumulators, TileOutput, write_tile};
 use crate::gemm::small_f32::MatrixPtrMut;
 
 /// Operands of a tile.
+// Only x86 has kernels that compute blocks.
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
 pub struct GemmTile {
     /// Rows of the output.
     pub rows: usize,
