@@ -82,12 +82,11 @@ fn net_log(data: &[u8]) {
         let source = facts.add_source("log", None);
         log.chunks(chunk).for_each(|part| facts.read(source, part));
         facts.finish(source);
-        report::report(&facts, Some(&"ofi/GDRDMA".parse().expect("a valid requirement")))
+        report::report(&facts, Some(&written("ofi/GDRDMA".parse())))
     };
     let whole = judge(log.len().max(1));
     assert_eq!(whole, judge(usize::from(chunk).max(1)));
-    let json = to_json(&whole).expect("reports are serialisable");
-    assert_eq!(from_json::<NetReport>(&json).expect("its own JSON"), whole);
+    assert_eq!(written(from_json::<NetReport>(&written(to_json(&whole)))), whole);
 }
 
 /// Jobs in the output of any scheduler's command have an ID, and reasons are single lines.

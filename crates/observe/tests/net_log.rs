@@ -1,5 +1,7 @@
 //! Recorded logs are judged correctly; prefixes, interleaving, chunks and cuts do not change the verdict.
 
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
+
 use std::path::Path;
 
 use proptest::prelude::*;

@@ -116,7 +116,9 @@ fn check_net_reports_when_all_ranks_have_connected() {
     let report: Value = serde_json::from_str(&folder.read("run/net.json")).unwrap();
     assert_eq!(report["requirement"]["satisfied"], true);
     let environment = folder.read("run/environment.json");
-    assert!(environment.contains("INIT,NET,ENV") && environment.contains("net/rank-1.log"));
+    assert!(
+        environment.contains("INIT,BOOTSTRAP,NET,ENV") && environment.contains("net/rank-1.log")
+    );
     run_in(&folder, "net-log run").assert_ok(verdict);
 }
 

@@ -11,7 +11,7 @@ use super::report::{
 use super::transport::TransportKind;
 
 /// Fix of a log without records.
-pub const NO_RECORDS_FIX: &str = "set NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET,ENV in the job, or \
+pub const NO_RECORDS_FIX: &str = "set NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,NET,ENV in the job, or \
                                   run it with `regatta launch --check-net`";
 /// Most warnings of the library in a report.
 const MAX_WARNINGS: usize = 3;
@@ -285,7 +285,7 @@ fn interface_fix(rank: &RankReport) -> String {
 /// Plug-ins that failed, and plug-ins that were asked for but not found.
 fn plugin(report: &NetReport) -> Option<Finding> {
     let failed = ranks_with(report, |rank| {
-        rank.plugin.failure.is_some() && !(rank.plugin.is_loaded() && !uses_tcp(rank))
+        rank.plugin.failure.is_some() && (uses_tcp(rank) || !rank.plugin.is_loaded())
     });
     if let Some(first) = failed.first() {
         let who = describe_ranks(&failed, report.ranks.len());

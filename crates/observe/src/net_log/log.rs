@@ -21,6 +21,8 @@ const MAX_DEVICES: usize = 64;
 const MAX_TRANSPORTS: usize = 512;
 /// Most elements of a list: interfaces, variables, failures.
 const MAX_LIST: usize = 64;
+/// Most processes among which that of a glued record is searched for.
+const MAX_SEARCHED: usize = 4096;
 /// Most warnings of a process.
 const MAX_WARNINGS: usize = 4;
 
@@ -409,7 +411,8 @@ impl NetLog {
                 && !process.host.is_empty()
                 && host.ends_with(process.host.as_bytes())
         };
-        let mut found = (0..self.processes.len()).filter(|&at| is_match(&self.processes[at]));
+        let searched = self.processes.len().min(MAX_SEARCHED);
+        let mut found = (0..searched).filter(|&at| is_match(&self.processes[at]));
         let first = found.next()?;
         found.next().is_none().then_some(first)
     }

@@ -290,9 +290,7 @@ fn gdr(message: &[u8]) -> Option<Message<'_>> {
 /// `comm 0x1 rank 3 nRanks 16 nNodes 2 localRanks 8 localRank 3 MNNVL 0`.
 fn communicator(message: &[u8]) -> Option<Message<'_>> {
     let at = memmem::find(message, b" rank ")?;
-    if memmem::find(&message[..at], b"comm 0x").is_none() {
-        return None;
-    }
+    memmem::find(&message[..at], b"comm 0x")?;
     let mut words = message[at + 6..].split(|b| *b == b' ');
     let rank = parse_u32(words.next()?)?;
     let key = words.next()?;

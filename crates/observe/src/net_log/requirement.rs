@@ -135,7 +135,7 @@ impl Requirement {
         if let Some((why, ranks)) = first(&unproven) {
             let who = describe_ranks(&ranks, report.ranks.len());
             let fix = "log the first collective with NCCL_DEBUG=INFO and \
-                       NCCL_DEBUG_SUBSYS=INIT,NET,ENV, on all ranks";
+                       NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,NET,ENV, on all ranks";
             return result(false, Some(format!("not proven: {who}: {why}")), Some(fix.to_owned()));
         }
         result(true, None, None)

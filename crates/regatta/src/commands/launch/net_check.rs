@@ -33,7 +33,7 @@ const SETTLE_TIME: Duration = Duration::from_secs(2);
 const CHUNK: usize = 1 << 20;
 const MAX_LOG: u64 = 256 << 20;
 /// Subsystems that log network, plug-in, channels and variables.
-const SUBSYSTEMS: &str = "INIT,NET,ENV";
+const SUBSYSTEMS: &str = "INIT,BOOTSTRAP,NET,ENV";
 /// File of the report in the run folder.
 const REPORT: &str = "net.json";
 
