@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use proptest::prelude::*;
-use regatta_model::{Gpu, GpuVendor, Machine, Nic, NicKind, ReservedCores};
+use regatta_model::{Gpu, GpuVendor, Machine, Nic, NicKind, PciDevice, ReservedCores};
 use regatta_place::site_profile::{JobContext, PluginState, Profile, Profiles, SiteEvidence};
 
 fn builtin() -> Profiles {
@@ -177,6 +177,80 @@ fn cluster_name_identifies_a_site() {
     assert_profile(from_env, "frontier", "the cluster name \"frontier\" identifies Frontier");
     let one_gpu = with_slingshot(GpuVendor::Amd, "AMD INSTINCT MI250X (MCM) OAM AC MBA", 1);
     assert_eq!(detect_profile(&one_gpu, Some("lumi"), &[]).0, "lumi-g", "a job may see fewer GPUs");
+}
+
+/// A node as its drivers describe it: cluster or variable, profile, CPU model, GPU name, PCI ID.
+type RealNode = (&'static str, &'static str, &'static str, &'static str, u32);
+
+/// Names that nodes of these sites print: the board name of the amdgpu driver, the architecture if
+/// the board's EEPROM is unreadable, and no name at all.
+const REAL_NODES: [RealNode; 14] = [
+    ("lumi", "lumi-g", "AMD EPYC 7A53 64-Core Processor", BOARD, 0x1002_7408),
+    ("lumi", "lumi-g", "", BOARD, 0),
+    ("lumi", "lumi-g", "", "AMD gfx90a", 0x1002_7408),
+    ("lumi", "lumi-g", "", "AMD GPU", 0x1002_740c),
+    ("lumi", "lumi-g", "AMD EPYC 7A53 64-Core Processor                ", "AMD GPU", 0),
+    ("frontier", "frontier", "AMD EPYC 7A53 64-Core Processor", BOARD, 0x1002_7408),
+    ("frontier", "frontier", "", "AMD INSTINCT MI250X (MCM) OAM AC MBA", 0x1002_740c),
+    ("frontier", "frontier", "", "AMD Instinct MI250X", 0),
+    ("LCSCHEDCLUSTER=elcap", "el-capitan", "", "AMD gfx942", 0x1002_74a0),
+    ("LCSCHEDCLUSTER=tuolumne", "el-capitan", "AMD Instinct MI300A Accelerator", "AMD GPU", 0),
+    ("perlmutter", "perlmutter", "AMD EPYC 7763 64-Core Processor", "NVIDIA A100-SXM4-80GB", 0),
+    ("perlmutter", "perlmutter", "", "NVIDIA GPU", 0x10de_20b0),
+    ("daint", "alps", "", "NVIDIA GH200 120GB", 0x10de_2342),
+    ("clariden", "alps", "", "NVIDIA GPU", 0x10de_2342),
+];
+
+const BOARD: &str = "AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2";
+
+fn real_node(cpu: &str, gpu: &str, id: u32) -> Machine {
+    let is_apu = cpu.contains("MI300A") || gpu.contains("gfx942");
+    let (vendor, count) = match gpu.starts_with("AMD") {
+        true => (GpuVendor::Amd, if is_apu { 4 } else { 8 }),
+        false => (GpuVendor::Nvidia, 4),
+    };
+    let mut node = with_slingshot(vendor, gpu, count);
+    node.cpu_model = Some(cpu.to_owned()).filter(|model| !model.is_empty());
+    for gpu in node.gpus.iter_mut().filter(|_| id != 0) {
+        let address = format!("0000:{:02x}:00.0", 0xc1 + gpu.index);
+        let (vendor, device) = ((id >> 16) as u16, id as u16);
+        let class = 0x03_8000;
+        let pci = PciDevice { address, path: Vec::new(), class, vendor, device, numa: None };
+        gpu.pci = Some(pci.address.clone());
+        node.pci.push(pci);
+    }
+    node
+}
+
+#[test]
+fn names_that_real_nodes_print_identify_their_site() {
+    for (sign, profile, cpu, gpu, id) in REAL_NODES {
+        let node = real_node(cpu, gpu, id);
+        let found = match sign.split_once('=') {
+            Some(variable) => detect_profile(&node, None, &[variable]),
+            None => detect_profile(&node, Some(sign), &[]),
+        };
+        assert_eq!(found.0, profile, "{sign}, {cpu:?}, {gpu:?}, {id:08x}: {}", found.1);
+    }
+}
+
+#[test]
+fn node_without_visible_gpu_is_identified_by_its_cpu() {
+    let mut node = machine(None, Some((NicKind::Slingshot, "hsn0")));
+    node.cpu_model = Some("AMD EPYC 7A53 64-Core Processor".to_owned());
+    assert_eq!(detect_profile(&node, Some("lumi"), &[]).0, "lumi-g", "reserved cores still matter");
+    node.cpu_model = Some("AMD EPYC 7763 64-Core Processor".to_owned());
+    assert_eq!(detect_profile(&node, Some("lumi"), &[]).0, "slingshot", "LUMI-C");
+    let mi210 = real_node("AMD EPYC 7763 64-Core Processor", "AMD Instinct MI210", 0x1002_740f);
+    assert_eq!(detect_profile(&mi210, Some("lumi"), &[]).0, "slingshot");
+}
+
+#[test]
+fn gpu_without_a_name_gets_the_settings_of_its_pci_id() {
+    let node = real_node("", "NVIDIA GPU", 0x10de_2342);
+    let context = JobContext::of(&node, 2, Some("torch"));
+    let settings = builtin().named("alps").unwrap().settings(&context);
+    assert!(settings.iter().any(|s| s.variable == "NCCL_PROTO"), "{context:?}");
 }
 
 #[test]

@@ -128,7 +128,10 @@ fn lumi() -> FakeSysfs {
 fn lumi_node_is_discovered() {
     let tree = lumi();
     tree.file("/sys/bus/pci/devices/0000:c1:00.0/local_cpulist", "48-63,112-127\n");
-    tree.file("/sys/bus/pci/devices/0000:de:00.0/product_name", "AMD INSTINCT MI250X\n");
+    tree.file(
+        "/sys/bus/pci/devices/0000:de:00.0/product_name",
+        "AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2\n",
+    );
     let (scan, nics) = scan(&tree, [4, 1, 16]);
 
     let buses: Vec<String> = GCDS.iter().map(|b| format!("0000:{b}:00.0")).collect();
@@ -142,7 +145,7 @@ fn lumi_node_is_discovered() {
     assert_eq!(first.cpus.to_string(), "48-63,112-127");
     assert_eq!(first.uuid.as_deref(), Some("GPU-0000000000001234"));
     assert_eq!(first.accessible, None, "not tried on a recorded machine");
-    assert_eq!(scan.gpus[7].name, "AMD INSTINCT MI250X");
+    assert_eq!(scan.gpus[7].name, "AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2");
     assert_eq!(scan.gpus[7].device_file.as_deref(), Some("/dev/dri/renderD135"));
     assert_eq!(scan.amdgpu_driver.as_deref(), Some("6.3.6"));
     assert!(scan.notes.is_empty(), "{:?}", scan.notes);

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use regatta_model::{GpuVendor, Machine};
+use regatta_model::{Gpu, GpuVendor, Machine};
 use serde::Deserialize;
 
 use super::parse;
@@ -16,7 +16,7 @@ pub struct JobContext {
     pub gpus_per_node: u32,
     /// GPU vendor; `None` if the job uses no GPU.
     pub vendor: Option<GpuVendor>,
-    /// GPU model.
+    /// GPU model and PCI ID: `NVIDIA GH200 120GB [10de:2342]`.
     pub gpu: Option<String>,
     /// Framework: `torch`, `jax`.
     pub framework: Option<String>,
@@ -41,7 +41,7 @@ impl JobContext {
             nodes,
             gpus_per_node: machine.gpus.len() as u32,
             vendor: first.map(|gpu| gpu.vendor),
-            gpu: first.map(|gpu| gpu.name.clone()),
+            gpu: first.map(|gpu| gpu_model(machine, gpu)),
             framework: framework.map(str::to_owned),
             rocm: software.rocm.clone(),
             nccl: software.nccl.clone(),
@@ -93,8 +93,9 @@ pub struct Conditions {
     /// GPU vendors.
     #[serde(deserialize_with = "parse::one_or_more")]
     pub vendor: Vec<GpuVendor>,
-    /// Substring of the GPU model, case-insensitive.
-    pub gpu: Option<String>,
+    /// Substrings of the GPU model and PCI ID, case-insensitive; one suffices.
+    #[serde(deserialize_with = "parse::one_or_more")]
+    pub gpu: Vec<String>,
     /// Frameworks.
     #[serde(deserialize_with = "parse::one_or_more")]
     pub framework: Vec<String>,
@@ -123,10 +124,11 @@ impl Conditions {
             condition.as_ref().is_none_or(|c| self.version_matches(c, text))
         };
         let framework = job.framework.as_ref();
+        let gpu = |part: &str| contains_ignore_case(job.gpu.as_deref(), part);
         count(&self.nodes, job.nodes)
             && count(&self.gpus_per_node, job.gpus_per_node)
             && (self.vendor.is_empty() || job.vendor.is_some_and(|v| self.vendor.contains(&v)))
-            && self.gpu.as_ref().is_none_or(|part| contains_ignore_case(job.gpu.as_deref(), part))
+            && (self.gpu.is_empty() || self.gpu.iter().any(|part| gpu(part)))
             && (self.framework.is_empty() || framework.is_some_and(|f| self.framework.contains(f)))
             && version(&self.rocm, &job.rocm)
             && version(&self.nccl, &job.nccl)
@@ -151,6 +153,16 @@ impl Conditions {
                 self.version_matches(constraint, version)
             }
         }
+    }
+}
+
+/// Model and PCI ID of a GPU. The ID identifies the GPU where the driver reports the name of the
+/// board, or none.
+pub(super) fn gpu_model(machine: &Machine, gpu: &Gpu) -> String {
+    let device = machine.pci.iter().find(|d| gpu.pci.as_ref() == Some(&d.address));
+    match device {
+        Some(d) => format!("{} [{:04x}:{:04x}]", gpu.name, d.vendor, d.device),
+        None => gpu.name.clone(),
     }
 }
 

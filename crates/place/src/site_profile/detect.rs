@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use regatta_model::{Gpu, Machine, Nic, NicKind};
 
-use super::conditions::contains_ignore_case;
+use super::conditions::{contains_ignore_case, gpu_model};
 use super::{HardwareMatch, Profile, Profiles, SiteMatch};
 
 /// Evidence for the site.
@@ -133,13 +133,28 @@ fn domain_matches(domain: &str, pattern: &str) -> bool {
 impl HardwareMatch {
     /// Number of fields that are set.
     fn specificity(&self) -> usize {
-        let Self { cpu, gpu, vendor, gpus, nic } = self;
-        let set = [cpu.is_some(), gpu.is_some(), vendor.is_some(), gpus.is_some(), nic.is_some()];
+        let Self { cpu, host_cpu, gpu, vendor, gpus, nic } = self;
+        let gpu = !gpu.is_empty() || host_cpu.is_some();
+        let set = [cpu.is_some(), gpu, vendor.is_some(), gpus.is_some(), nic.is_some()];
         set.into_iter().filter(|&is_set| is_set).count()
     }
 
     fn requires_gpus(&self) -> bool {
-        self.gpu.is_some() || self.vendor.is_some() || self.gpus.is_some()
+        !self.gpu.is_empty() || self.vendor.is_some() || self.gpus.is_some()
+    }
+
+    /// Whether the CPU alone shows that the node has these GPUs.
+    fn has_host_cpu(&self, machine: &Machine) -> bool {
+        let cpu = machine.cpu_model.as_deref();
+        self.host_cpu.as_ref().is_some_and(|part| contains_ignore_case(cpu, part))
+    }
+
+    /// Whether a GPU is of another vendor or model.
+    fn excludes_gpu(&self, gpu: &Gpu, machine: &Machine) -> bool {
+        let model = gpu_model(machine, gpu);
+        let named = self.gpu.iter().any(|part| contains_ignore_case(Some(&model), part));
+        let other_model = !self.gpu.is_empty() && !named && !self.has_host_cpu(machine);
+        other_model || self.vendor.is_some_and(|vendor| gpu.vendor != vendor)
     }
 }
 
@@ -150,14 +165,10 @@ fn hardware_mismatch(required: &HardwareMatch, machine: &Machine) -> Option<Stri
     {
         return Some(format!("the CPU is {model}, not {part}"));
     }
-    if required.requires_gpus() && machine.gpus.is_empty() {
+    if required.requires_gpus() && machine.gpus.is_empty() && !required.has_host_cpu(machine) {
         return Some("this node has no visible GPU".to_owned());
     }
-    let other = |gpu: &&Gpu| {
-        required.gpu.as_ref().is_some_and(|part| !contains_ignore_case(Some(&gpu.name), part))
-            || required.vendor.is_some_and(|vendor| gpu.vendor != vendor)
-    };
-    if let Some(gpu) = machine.gpus.iter().find(other) {
+    if let Some(gpu) = machine.gpus.iter().find(|gpu| required.excludes_gpu(gpu, machine)) {
         return Some(format!("GPU {} is {}", gpu.index, gpu.name));
     }
     let count = machine.gpus.len();

@@ -13,7 +13,7 @@
 //! cluster = ["mine"]
 //! domain = ["*.mine.example.org"]
 //! env = { CENTRE_HOST = "mine" }
-//! hardware = { gpu = "MI250X", gpus = 8, nic = "slingshot" }   # must not contradict the node
+//! hardware = { gpu = ["MI250X", "1002:7408"], gpus = 8 }   # must not contradict the node
 //! [place]
 //! reserve = "first-of-l3"            # or "0,52", or "none"
 //! smt = "one"                        # or "all"
@@ -118,8 +118,13 @@ impl SiteMatch {
 pub struct HardwareMatch {
     /// Substring of the CPU model, case-insensitive.
     pub cpu: Option<String>,
-    /// Substring of the GPU model, case-insensitive.
-    pub gpu: Option<String>,
+    /// Substring of a CPU model that exists only in nodes with these GPUs: it identifies the node
+    /// even if the GPUs are hidden or have an unknown name.
+    pub host_cpu: Option<String>,
+    /// Substrings of the GPU model and PCI ID, `AMD Instinct MI250X [1002:7408]`, case-insensitive;
+    /// one suffices, because a driver may report a board name or only the architecture.
+    #[serde(deserialize_with = "parse::one_or_more")]
+    pub gpu: Vec<String>,
     /// GPU vendor.
     pub vendor: Option<GpuVendor>,
     /// Devices on a complete node. A job may see fewer, never more.

@@ -274,7 +274,7 @@ mod tests {
             ),
             (
                 "name = 'a'\n[match]\nhardware = { colour = 1 }\n",
-                "3: unknown key \"colour\"; known: cpu, gpu, vendor, gpus, nic",
+                "3: unknown key \"colour\"; known: cpu, host_cpu, gpu, vendor, gpus, nic",
             ),
             (
                 "[[profile]]\nname = 'a'\n[[profile.set]]\nvariable = 'A'\nvalue = 1\nwhy = 'So.'\nwhen = { rcom = '6' }\n",
