@@ -26,7 +26,7 @@ done
 for device in /sys/bus/pci/devices/*; do
     link "$device"
     real=$(readlink -f "$device")
-    for f in class vendor device numa_node local_cpulist physical_vram_size_bytes; do file "$real/$f"; done
+    for f in class vendor device numa_node local_cpulist product_name mem_info_vram_total physical_vram_size_bytes; do file "$real/$f"; done
     link "$real/driver"
     for f in "$real"/tile*/physical_vram_size_bytes "$real"/tile*/gt*/name; do file "$f"; done
 done

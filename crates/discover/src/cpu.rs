@@ -33,8 +33,22 @@ pub(crate) fn topology(root: &Sysroot) -> CpuTopology {
     CpuTopology { model: model(root), packages, numa, l3, cores, usable }
 }
 
+/// The CPUs in a file with a list, else in the file with the mask: old kernels and some recorded
+/// trees have only masks.
 fn list(root: &Sysroot, path: &str) -> Option<CpuSet> {
-    root.read_text(path)?.parse().ok()
+    root.read_cpus(path, &mask_file(path))
+}
+
+/// The file with the mask of a file with a list: `cpumap` of `cpulist`, `shared_cpu_map` of
+/// `shared_cpu_list`, `thread_siblings` of `thread_siblings_list`.
+fn mask_file(path: &str) -> String {
+    match (path.strip_suffix("cpulist"), path.strip_suffix("cpu_list"), path.strip_suffix("_list"))
+    {
+        (Some(start), ..) => format!("{start}cpumap"),
+        (_, Some(start), _) => format!("{start}cpu_map"),
+        (.., Some(start)) => start.to_owned(),
+        _ => path.to_owned(),
+    }
 }
 
 /// The `cpuN` directories, for trees recorded without the `online` file.
@@ -233,6 +247,24 @@ pub fn live_affinity() -> Option<CpuSet> {
 mod tests {
     use super::*;
     use crate::fake_sysfs::FakeSysfs;
+
+    #[test]
+    fn masks_are_read_where_lists_are_missing() {
+        let machine = FakeSysfs::new();
+        for cpu in 0..4 {
+            let dir = format!("/sys/devices/system/cpu/cpu{cpu}");
+            let siblings = format!("00000000,0000000{}\n", if cpu % 2 == 0 { "5" } else { "a" });
+            machine.file(&format!("{dir}/topology/thread_siblings"), &siblings);
+            machine.file(&format!("{dir}/cache/index3/level"), "3\n");
+            machine.file(&format!("{dir}/cache/index3/shared_cpu_map"), "00000000,0000000f\n");
+        }
+        machine.file("/sys/devices/system/node/node0/cpumap", "00000000,0000000f\n");
+        let found = topology(&machine.root());
+        let cores: Vec<String> = found.cores.iter().map(|core| core.cpus.to_string()).collect();
+        assert_eq!(cores, ["0,2", "1,3"]);
+        assert_eq!((found.l3.len(), found.l3[0].cpus.to_string()), (1, "0-3".to_owned()));
+        assert_eq!(found.numa[0].cpus.to_string(), "0-3");
+    }
 
     #[test]
     fn without_sysfs_the_cores_are_those_of_the_affinity() {

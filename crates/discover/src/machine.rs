@@ -14,12 +14,12 @@ use crate::{cpu, gpu, hwloc, nic, os, pci, software};
 pub enum MachineFileError {
     /// I/O error.
     #[error(
-        "{path}: {source}; expected a file of `regatta map --dump`, hwloc 2 XML, or a directory with a recorded /sys"
+        "{path}: {source}; expected a file of `regatta map --dump`, hwloc XML, or a directory with a recorded /sys"
     )]
     Io { path: String, source: std::io::Error },
     /// Unknown format.
     #[error(
-        "{path} is neither a file of `regatta map --dump`, nor hwloc 2 XML, nor a directory that contains sys/devices/system/cpu"
+        "{path} is neither a file of `regatta map --dump`, nor hwloc XML, nor a directory that contains sys/devices/system/cpu"
     )]
     UnknownFormat { path: String },
     /// Invalid dump.
@@ -74,7 +74,12 @@ fn only_numa(nodes: &[NumaNode]) -> Option<u32> {
     with_cores.next().is_none().then_some(only.id)
 }
 
-/// Loads a machine from a dump, an hwloc 2 XML file, or a recorded sysfs tree.
+/// The name of a file without extension, for a machine whose file has no host name.
+fn file_stem(path: &Path) -> String {
+    path.file_stem().map_or_else(|| "node".to_owned(), |stem| stem.to_string_lossy().into_owned())
+}
+
+/// Loads a machine from a dump, an hwloc XML file, or a recorded sysfs tree.
 pub fn load(path: &Path) -> Result<Machine, MachineFileError> {
     let shown = || path.display().to_string();
     if path.is_dir() {
@@ -101,7 +106,9 @@ pub fn load(path: &Path) -> Result<Machine, MachineFileError> {
         Some('<') => {
             let invalid = |source| MachineFileError::Hwloc { path: shown(), source };
             let machine = hwloc::parse(&text).map_err(invalid)?;
-            Ok(Machine { source: format!("hwloc:{}", shown()), ..machine })
+            let host = Some(machine.host).filter(|host| !host.trim().is_empty());
+            let host = host.unwrap_or_else(|| file_stem(path));
+            Ok(Machine { source: format!("hwloc:{}", shown()), host, ..machine })
         }
         _ => Err(MachineFileError::UnknownFormat { path: shown() }),
     }

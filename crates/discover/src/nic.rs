@@ -81,7 +81,7 @@ fn port(root: &Sysroot, dir: &str) -> RdmaPort {
         active: text("state").ends_with("ACTIVE"),
         kind: match text("link_layer").as_str() {
             "InfiniBand" => NicKind::InfiniBand,
-            // AWS's EFA reports `Unspecified`: it is RDMA over Ethernet, too.
+            "Unspecified" => NicKind::Efa,
             _ => NicKind::Roce,
         },
         speed_mbit: rate_mbit(&text("rate")),

@@ -23,7 +23,8 @@ pub(crate) fn scan(root: &Sysroot, env: &Env, host: &str) -> Os {
 /// The host name: the kernel's, or the file in a recorded tree.
 pub(crate) fn hostname(root: &Sysroot) -> String {
     let mut files = ["/proc/sys/kernel/hostname", "/etc/hostname"].into_iter();
-    let name = files.find_map(|file| root.read_text(file)).filter(|name| !name.is_empty());
+    let read = |file| root.read_text(file).map(|name| name.trim().to_owned());
+    let name = files.find_map(|file| read(file).filter(|name| !name.is_empty()));
     name.unwrap_or_else(|| "localhost".to_owned())
 }
 

@@ -43,8 +43,9 @@ pub(crate) fn find<'a>(devices: &'a [PciDevice], address: &str) -> Option<&'a Pc
 
 /// The local CPUs of a device; empty if unknown.
 pub(crate) fn local_cpulist(root: &Sysroot, address: &str) -> CpuSet {
-    let text = root.read_text(&format!("{}/local_cpulist", sysfs_dir(address)));
-    text.and_then(|t| t.parse().ok()).unwrap_or_default()
+    let dir = sysfs_dir(address);
+    let cpus = root.read_cpus(&format!("{dir}/local_cpulist"), &format!("{dir}/local_cpus"));
+    cpus.unwrap_or_default()
 }
 
 /// The driver bound to a device.

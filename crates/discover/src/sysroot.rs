@@ -3,6 +3,8 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use regatta_model::CpuSet;
+
 /// A directory that stands for `/`.
 #[derive(Debug, Clone)]
 pub struct Sysroot {
@@ -51,6 +53,12 @@ impl Sysroot {
     /// A single value, parsed.
     pub fn read_value<T: std::str::FromStr>(&self, path: &str) -> Option<T> {
         self.read_text(path)?.parse().ok()
+    }
+
+    /// The CPUs in a file with a list (`0-3,8`), else in one with a mask (`00000000,0000010f`).
+    pub fn read_cpus(&self, list: &str, mask: &str) -> Option<CpuSet> {
+        let from_list = self.read_text(list).and_then(|text| text.parse().ok());
+        from_list.or_else(|| CpuSet::from_mask(&self.read_text(mask)?).ok())
     }
 
     /// A single hexadecimal number such as `0x10de`.

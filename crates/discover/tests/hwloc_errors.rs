@@ -74,7 +74,7 @@ fn other_formats_are_rejected() {
         ),
         (
             "<?xml version='1.0'?>\n<!DOCTYPE topology SYSTEM 'hwloc.dtd'>\n<topology/>",
-            "3:1: hwloc 1 format is not supported; export the topology with lstopo of hwloc 2 or newer",
+            "3:1: the topology has no CPU (object type PU); export it without filters",
         ),
         (
             "<topology version='2.0'>\n <object></topology>",
@@ -88,7 +88,7 @@ fn other_formats_are_rejected() {
     for (text, message) in cases {
         assert_eq!(error(text).to_string(), message);
     }
-    assert!(matches!(error("<topology version=\"1.0\"/>"), HwlocError::OldFormat { .. }));
+    assert!(matches!(error("<topology version=\"0.9\"/>"), HwlocError::UnknownFormat { .. }));
     assert!(matches!(error("<topology version=\"4.0\"/>"), HwlocError::UnknownFormat { .. }));
     assert!(matches!(error("<topology version=\"\"/>"), HwlocError::UnknownFormat { .. }));
     assert!(matches!(error("<html/>"), HwlocError::NotHwloc { .. }));

@@ -12,8 +12,9 @@ pub struct JobSpec {
     pub ranks: Option<u32>,
     /// Ranks per node; `None`: from the allocation, else one per GPU, else one per NUMA node.
     pub ranks_per_node: Option<u32>,
-    /// GPUs per rank.
-    pub gpus_per_rank: u32,
+    /// GPUs per rank; `None`: one, or all GPUs of the node if every node has one rank, which starts
+    /// a worker per GPU itself, as torchrun does.
+    pub gpus_per_rank: Option<u32>,
     /// Whether ranks are assigned GPUs.
     pub use_gpus: bool,
     /// Minimum cores per rank; `None`: an equal share of the cores local to its GPU.
@@ -35,7 +36,7 @@ impl Default for JobSpec {
         Self {
             ranks: None,
             ranks_per_node: None,
-            gpus_per_rank: 1,
+            gpus_per_rank: None,
             use_gpus: true,
             cores_per_rank: None,
             reserve: ReservedCores::None,

@@ -73,6 +73,8 @@ pub struct CacheDir<'a> {
     pub path: &'a str,
     /// The reason.
     pub why: &'a str,
+    /// Whether it is in memory (tmpfs), where datasets would use up the job's memory.
+    pub in_memory: bool,
 }
 
 /// Inputs of [`environment`].
@@ -95,6 +97,9 @@ pub struct EnvContext<'a> {
     pub cache: CacheDir<'a>,
     /// Settings of the site profile.
     pub settings: &'a [EnvVar],
+    /// Whether the launcher's own variables tell JAX number and index of the processes, as those of
+    /// `srun` and of Open MPI 4 do.
+    pub jax_detects_launcher: bool,
 }
 
 /// The environment of a rank; `None` if the job has no such rank. Site settings override general
@@ -112,11 +117,21 @@ pub fn environment(context: &EnvContext<'_>) -> Option<Vec<EnvVar>> {
         vars.extend(context.nics.and_then(bind));
     }
     vars.extend(caches(context.machine, context.framework, context.cache));
-    for setting in context.settings {
+    for setting in context.settings.iter().filter(|s| !names_no_interface(s, context.machine)) {
         vars.retain(|v| v.variable != setting.variable);
         vars.push(setting.clone());
     }
     Some(vars)
+}
+
+/// Whether a setting selects interfaces by prefixes that none of the node's interfaces has: sites
+/// name the interfaces of a fabric differently (`hsn0`, `hsi0`), and NCCL fails without one.
+fn names_no_interface(setting: &EnvVar, machine: &Machine) -> bool {
+    let Some(value) = setting.value.as_deref() else { return false };
+    let selects = setting.variable.ends_with("_SOCKET_IFNAME") && !value.starts_with('^');
+    let mut prefixes = value.trim_start_matches('=').split(',');
+    let has = |prefix: &str| machine.nics.iter().any(|nic| nic.name.starts_with(prefix));
+    selects && !machine.nics.is_empty() && !prefixes.any(has)
 }
 
 struct RankEnv<'a> {
@@ -215,6 +230,17 @@ impl RankEnv<'_> {
             var("JAX_COORDINATOR_PORT", port, port_why),
             var("JAX_COORDINATOR_BIND_ADDRESS", format!("{bind}:{port}"), listens),
         ]);
+        if !self.context.jax_detects_launcher {
+            let detected = "JAX takes the processes from the first environment that it detects";
+            let why = |what: &str| format!("{what}, in a form that JAX detects (Open MPI's)");
+            let size = self.context.placement.ranks;
+            vars.extend([
+                var("OMPI_MCA_orte_hnp_uri", format!("0.0;tcp://{host}:{port}"), detected),
+                var("OMPI_COMM_WORLD_SIZE", size, &why("world size")),
+                var("OMPI_COMM_WORLD_RANK", self.context.rank, &why("global rank")),
+                var("OMPI_COMM_WORLD_LOCAL_RANK", self.rank.local_rank, &why("local rank")),
+            ]);
+        }
         let ids = match self.rank.visibility {
             GpuVisibility::Own => (0..self.rank.gpus.len() as u32).collect(),
             GpuVisibility::All => visible_indices(self.context.machine, self.rank),
@@ -312,7 +338,9 @@ fn caches(machine: &Machine, framework: Framework, cache: CacheDir<'_>) -> Vec<E
         add("TRITON_CACHE_DIR", "triton", compile);
         add("TORCH_EXTENSIONS_DIR", "torch-extensions", lock);
         add("TORCHINDUCTOR_CACHE_DIR", "inductor", compile);
-        add("HF_DATASETS_CACHE", "hf-datasets", "Arrow caches are locked and memory-mapped");
+        if !cache.in_memory {
+            add("HF_DATASETS_CACHE", "hf-datasets", "Arrow caches are locked and memory-mapped");
+        }
         add("HF_MODULES_CACHE", "hf-modules", "every rank copies model code there");
     }
     vars

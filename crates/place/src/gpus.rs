@@ -9,6 +9,8 @@ use crate::{PlaceError, Result};
 #[derive(Clone)]
 pub(crate) struct GpuAssignment {
     pub gpus: Vec<u32>,
+    /// Processes that the rank starts, which share its cores.
+    pub workers: u32,
     pub reason: String,
 }
 
@@ -17,9 +19,10 @@ pub(crate) struct GpuAssignment {
 pub(crate) fn assign(machine: &Machine, ranks: u32, job: &JobSpec) -> Result<Vec<GpuAssignment>> {
     let visible = machine.visible_gpus();
     let gpus = visible.len() as u32;
-    let per_rank = job.gpus_per_rank.max(1);
+    let per_rank = job.gpus_per_rank.unwrap_or(1).max(1);
     let none = |reason: &str| {
-        vec![GpuAssignment { gpus: Vec::new(), reason: reason.to_owned() }; ranks as usize]
+        let reason = reason.to_owned();
+        vec![GpuAssignment { gpus: Vec::new(), workers: 1, reason }; ranks as usize]
     };
     if !job.use_gpus {
         return Ok(none("no GPU requested"));
@@ -36,6 +39,7 @@ pub(crate) fn assign(machine: &Machine, ranks: u32, job: &JobSpec) -> Result<Vec
     }
     let shared = |i: u32| GpuAssignment {
         gpus: vec![visible[(i % gpus) as usize]],
+        workers: 1,
         reason: format!(
             "{ranks} ranks share {} round robin: local rank {i} uses device {i} mod {gpus} = {}",
             pluralize(gpus as usize, "GPU"),
@@ -51,7 +55,15 @@ fn exclusive(visible: &[u32], i: u32, per_rank: u32) -> GpuAssignment {
         1 => format!("local rank {i} uses device {i}, because programs select cuda:LOCAL_RANK"),
         _ => format!("{per_rank} devices per rank, in runtime order"),
     };
-    GpuAssignment { gpus, reason }
+    GpuAssignment { gpus, workers: 1, reason }
+}
+
+/// All GPUs of the node, for its only rank.
+pub(crate) fn assign_all(machine: &Machine) -> GpuAssignment {
+    let gpus = machine.visible_gpus();
+    let workers = gpus.len().max(1) as u32;
+    let reason = format!("the only rank of the node has its {workers} GPUs, for a worker each");
+    GpuAssignment { gpus, workers, reason }
 }
 
 /// GPUs without a rank: usually a wrong number of ranks.

@@ -1,5 +1,6 @@
 //! Launcher options that reproduce a placement.
 
+use crate::environment::EnvVar;
 use regatta_model::{
     CpuSet, MemoryPolicy, NodeLayout, PlacedNode, PlacedRank, Placement, Warning, hostlist,
 };
@@ -19,22 +20,51 @@ pub enum LauncherSyntax {
     Mpich,
 }
 
-/// The options, one line per node type (a rankfile for Open MPI), and warnings about them.
-pub fn launcher_options(placement: &Placement, launcher: LauncherSyntax) -> (String, Vec<Warning>) {
+/// The launcher options that settings of the site need to take effect.
+pub fn required_options(settings: &[EnvVar], launcher: LauncherSyntax) -> Vec<String> {
+    // OLCF and CSCS: the alternative rendezvous protocol needs both.
+    const REQUIRED: [(LauncherSyntax, &str, &str, &str); 2] = [
+        (LauncherSyntax::Srun, "FI_CXI_RDZV_PROTO", "alt_read", "--network=disable_rdzv_get"),
+        // ALCF: the ranks of oneCCL get their addresses from PMIx.
+        (LauncherSyntax::Pals, "CCL_PROCESS_LAUNCHER", "pmix", "--pmi=pmix"),
+    ];
+    let is_set = |variable: &str, value: &str| {
+        settings.iter().any(|s| s.variable == variable && s.value.as_deref() == Some(value))
+    };
+    let required =
+        REQUIRED.iter().filter(|(l, variable, value, _)| *l == launcher && is_set(variable, value));
+    required.map(|(.., option)| (*option).to_owned()).collect()
+}
+
+/// The options, one line per node type (a rankfile for Open MPI), each with the `required` ones, and
+/// warnings about them.
+pub fn launcher_options(
+    placement: &Placement,
+    launcher: LauncherSyntax,
+    required: &[String],
+) -> (String, Vec<Warning>) {
     if launcher == LauncherSyntax::OpenMpi {
         return (rankfile(placement), Vec::new());
+    }
+    if launcher == LauncherSyntax::Srun
+        && let Some(uneven) = UnevenStep::of(placement)
+    {
+        let words: Vec<String> = [uneven.srun()].into_iter().chain(required.to_vec()).collect();
+        let warnings = [exclusive_warning()].into_iter().chain(uneven.warning());
+        return (words.join(" ") + "\n", warnings.collect());
     }
     let mut text = String::new();
     for (i, layout) in placement.layouts.iter().enumerate() {
         let nodes: Vec<_> = placement.nodes.iter().filter(|n| n.layout as usize == i).collect();
         let group = NodeGroup { layout, nodes, is_only: placement.layouts.len() == 1 };
-        text.push_str(&match launcher {
+        let mut words = vec![match launcher {
             LauncherSyntax::Srun => group.srun(),
             LauncherSyntax::Pals => group.pals(),
             LauncherSyntax::Flux => group.flux(),
             LauncherSyntax::Mpich | LauncherSyntax::OpenMpi => group.mpich(),
-        });
-        text.push('\n');
+        }];
+        words.extend(required.iter().cloned());
+        text.push_str(&(words.join(" ") + "\n"));
     }
     (text, warnings(placement, launcher))
 }
@@ -42,11 +72,7 @@ pub fn launcher_options(placement: &Placement, launcher: LauncherSyntax) -> (Str
 fn warnings(placement: &Placement, launcher: LauncherSyntax) -> Vec<Warning> {
     let mut warnings = Vec::new();
     if launcher == LauncherSyntax::Srun {
-        warnings.push(Warning::new(
-            "srun-exclusive",
-            "Slurm applies CPU masks only if the step has all CPUs of its nodes",
-            "allocate with sbatch --exclusive or salloc --exclusive, and run srun inside",
-        ));
+        warnings.push(exclusive_warning());
     }
     let layouts = placement.layouts.len();
     if layouts > 1 {
@@ -59,6 +85,57 @@ fn warnings(placement: &Placement, launcher: LauncherSyntax) -> Vec<Warning> {
         warnings.push(Warning::new("uneven-nodes", message, hint));
     }
     warnings
+}
+
+fn exclusive_warning() -> Warning {
+    Warning::new(
+        "srun-exclusive",
+        "Slurm applies CPU masks only if the step has all CPUs of its nodes",
+        "allocate with sbatch --exclusive or salloc --exclusive, and run srun inside",
+    )
+}
+
+/// Equal nodes with different numbers of ranks in one step of `srun`, which has one list of masks:
+/// that of the node with the most ranks, of which other nodes use the first.
+struct UnevenStep<'a> {
+    layout: &'a NodeLayout,
+    nodes: Vec<&'a PlacedNode>,
+}
+
+impl<'a> UnevenStep<'a> {
+    fn of(placement: &'a Placement) -> Option<Self> {
+        let layout = placement.layouts.iter().max_by_key(|layout| layout.ranks.len())?;
+        let alike = placement.layouts.iter().all(|other| other.machine == layout.machine);
+        let uneven = placement.layouts.len() > 1;
+        (alike && uneven).then(|| Self { layout, nodes: placement.nodes.iter().collect() })
+    }
+
+    /// `plane` fills node after node up to the given number of ranks.
+    fn srun(&self) -> String {
+        let (most, ranks) = (self.layout.ranks.len(), self.counts().iter().sum());
+        let group = NodeGroup { layout: self.layout, nodes: self.nodes.clone(), is_only: true };
+        group.srun_with(ranks, &format!("plane={most}"))
+    }
+
+    fn counts(&self) -> Vec<usize> {
+        self.nodes.iter().map(|node| node.ranks.len()).collect()
+    }
+
+    /// `srun` fills the first nodes; the plan may spread the ranks more evenly.
+    fn warning(&self) -> Option<Warning> {
+        let counts = self.counts();
+        let (most, ranks) = (self.layout.ranks.len(), counts.iter().sum::<usize>());
+        let by_srun = |node: usize| ranks.saturating_sub(node * most).min(most);
+        let differs = counts.iter().enumerate().any(|(node, &count)| by_srun(node) != count);
+        differs.then(|| {
+            Warning::new(
+                "uneven-nodes",
+                format!("srun puts up to {most} ranks on each node, the last node gets the rest"),
+                "cores and devices of each local rank are the same; use a number of ranks that \
+                 is a multiple of the nodes for an even load",
+            )
+        })
+    }
 }
 
 /// Nodes of one type.
@@ -93,11 +170,15 @@ impl NodeGroup<'_> {
     }
 
     fn srun(&self) -> String {
+        self.srun_with(self.ranks(), "block")
+    }
+
+    fn srun_with(&self, ranks: usize, distribution: &str) -> String {
         let mut words = vec![
             format!("--nodes={}", self.nodes.len()),
-            format!("--ntasks={}", self.ranks()),
+            format!("--ntasks={ranks}"),
             format!("--ntasks-per-node={}", self.layout.ranks.len()),
-            "--distribution=block".to_owned(),
+            format!("--distribution={distribution}"),
             format!("--cpu-bind=mask_cpu:{}", self.join_ranks(",", |r| format!("0x{}", r.mask))),
         ];
         words.extend(self.srun_memory());

@@ -12,6 +12,16 @@ use crate::{PlaceError, Result, nic};
 
 /// Places `ranks` ranks on `machine`.
 pub fn layout(machine: &Machine, ranks: u32, job: &JobSpec) -> Result<(NodeLayout, Vec<Warning>)> {
+    layout_of(machine, ranks, job, false)
+}
+
+/// Like [`layout`]; with `whole_node` the only rank gets all GPUs and cores.
+pub(crate) fn layout_of(
+    machine: &Machine,
+    ranks: u32,
+    job: &JobSpec,
+    whole_node: bool,
+) -> Result<(NodeLayout, Vec<Warning>)> {
     let (free, reserved) = cores::free_cores(machine, job);
     if free.is_empty() {
         return Err(no_cores(machine, &reserved));
@@ -27,8 +37,16 @@ pub fn layout(machine: &Machine, ranks: u32, job: &JobSpec) -> Result<(NodeLayou
     }
     let assignable = free.iter().fold(CpuSet::new(), |all, c| all.union(&c.cpus));
 
-    let devices = gpus::assign(machine, ranks, job)?;
-    let gpu_numa: Vec<_> = devices.iter().map(|d| gpu_numa_nodes(machine, d)).collect();
+    let whole_node = whole_node && job.use_gpus && machine.visible_gpus().len() > 1;
+    let devices = match whole_node {
+        true => vec![gpus::assign_all(machine)],
+        false => gpus::assign(machine, ranks, job)?,
+    };
+    let gpu_numa: Vec<_> = match whole_node {
+        // The workers of the rank may use NUMA nodes without a GPU, too.
+        true => vec![Some(nodes_with_cores(machine)).filter(|nodes| !nodes.is_empty())],
+        false => devices.iter().map(|d| gpu_numa_nodes(machine, d)).collect(),
+    };
     let affinities = cores::affinities(&free, &gpu_numa);
     let first_gpus: Vec<Option<u32>> = devices.iter().map(|d| d.gpus.first().copied()).collect();
     let assignments = cores::assign(machine, free, &affinities, &first_gpus, job)?;
@@ -56,11 +74,14 @@ fn no_cores(machine: &Machine, reserved: &CpuSet) -> PlaceError {
     PlaceError::NoCores { host, why, hint: hint.to_owned() }
 }
 
+fn nodes_with_cores(machine: &Machine) -> Vec<u32> {
+    machine.numa.iter().filter(|n| !n.cpus.is_empty()).map(|n| n.id).collect()
+}
+
 /// The NUMA nodes with cores that a rank's GPUs are local to. If there is only one such node, all
 /// devices are local to it, regardless of the firmware.
 fn gpu_numa_nodes(machine: &Machine, devices: &GpuAssignment) -> Option<Vec<u32>> {
-    let with_cores: Vec<u32> =
-        machine.numa.iter().filter(|n| !n.cpus.is_empty()).map(|n| n.id).collect();
+    let with_cores = nodes_with_cores(machine);
     if devices.gpus.is_empty() {
         return None;
     }
@@ -95,14 +116,19 @@ fn placed_rank(
         numa,
         memory,
         nic: None,
-        omp_num_threads: assignment.cores.len() as u32,
+        omp_num_threads: (assignment.cores.len() as u32 / devices.workers).max(1),
         visibility: job.visibility,
         reasons: PlacementReasons {
             gpu: devices.reason,
             cpus: assignment.reason,
             memory: memory_reason.to_owned(),
             nic: String::new(),
-            threads: "one thread per physical core of the rank".to_owned(),
+            threads: match devices.workers {
+                1 => "one thread per physical core of the rank".to_owned(),
+                workers => format!(
+                    "one thread per physical core, divided by the {workers} workers, one per GPU"
+                ),
+            },
         },
     }
 }

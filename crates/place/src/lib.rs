@@ -9,6 +9,7 @@ mod cores;
 pub mod environment;
 pub mod gpu_visibility;
 mod gpus;
+pub mod inherited_env;
 pub mod launcher_options;
 mod layout;
 mod nic;
@@ -103,6 +104,7 @@ pub fn place_on(
         rank_counts::default_ranks_per_node(&machines[machine_of[node]], job)
     })?;
     let global_ranks = rank_counts::global_ranks(&counts, allocation.distribution);
+    let whole_node = rank_counts::is_one_rank_per_node(&counts, job);
 
     let mut placement = Placement {
         ranks: counts.iter().sum(),
@@ -116,7 +118,8 @@ pub fn place_on(
         let layout = match layout_ids.get(&key) {
             Some(&layout) => layout,
             None => {
-                let (layout, warnings) = layout::layout(&machines[key.0], key.1, job)?;
+                let (layout, warnings) =
+                    layout::layout_of(&machines[key.0], key.1, job, whole_node)?;
                 placement.layouts.push(layout);
                 // Warnings common to several layouts are reported once.
                 let is_new = |w: &Warning| !placement.warnings.contains(w);

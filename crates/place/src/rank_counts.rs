@@ -14,11 +14,17 @@ const MAX_RANKS_PER_NODE: u32 = 8192;
 pub(crate) fn default_ranks_per_node(machine: &Machine, job: &JobSpec) -> u32 {
     let gpus = machine.visible_gpus().len() as u32;
     if job.use_gpus && gpus > 0 {
-        return (gpus / job.gpus_per_rank.max(1)).max(1);
+        return (gpus / job.gpus_per_rank.unwrap_or(1).max(1)).max(1);
     }
     let usable = machine.usable.process_cpus();
     let nodes = machine.numa.iter().filter(|n| n.cpus.intersects(&usable)).count();
     nodes.max(1) as u32
+}
+
+/// Whether each node has one rank that gets all its GPUs and cores, because it starts a worker per
+/// GPU itself. A job of a single rank (`-n 1`) is a program for one GPU.
+pub(crate) fn is_one_rank_per_node(counts: &[u32], job: &JobSpec) -> bool {
+    counts.iter().all(|&ranks| ranks <= 1) && job.gpus_per_rank.is_none() && job.ranks != Some(1)
 }
 
 /// The ranks of each node, in allocation order. The user's request takes precedence over the

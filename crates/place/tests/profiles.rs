@@ -24,17 +24,19 @@ const VERSIONS: [(&str, SetVersion); 4] = [
     ("rocm 6.4, plug-in found", |s| {
         s.rocm = Some("6.4.0".into());
         s.plugin = PluginState::Present { version: None };
+        s.plugin_path = Some("/opt/plugin/lib/librccl-net.so".into());
     }),
     ("rocm 7.2, plug-in found", |s| {
         s.rocm = Some("7.2".into());
         s.plugin = PluginState::Present { version: None };
+        s.plugin_path = Some("/opt/plugin/lib/librccl-net.so".into());
     }),
     ("nccl 2.26.6", |s| s.nccl = Some("2.26.6+cuda12.8".into())),
 ];
 
 /// GPUs of a node with this profile; a generic profile is tested with several vendors.
 fn gpus_of(name: &str) -> Vec<(GpuVendor, &'static str, u32)> {
-    let mi250x = (GpuVendor::Amd, "AMD Instinct MI250X", 8);
+    let mi250x = (GpuVendor::Amd, BOARD, 8);
     let gh200 = (GpuVendor::Nvidia, "NVIDIA GH200 120GB", 4);
     let a100 = (GpuVendor::Nvidia, "NVIDIA A100-SXM4-40GB", 4);
     match name {
@@ -77,7 +79,8 @@ fn golden(profile: &Profile) -> String {
     writeln!(text, "reserve {:?}, smt {:?}", profile.place.reserve, profile.place.smt).unwrap();
     let fabric = &profile.fabric;
     writeln!(text, "fabric {:?}, suffixes {:?}", fabric.interfaces, fabric.host_suffix).unwrap();
-    writeln!(text, "node-local {:?}", profile.node_local.dirs).unwrap();
+    let local = &profile.node_local;
+    writeln!(text, "node-local {:?}, in memory {:?}", local.dirs, local.in_memory).unwrap();
     for (vendor, gpu, gpus_per_node) in gpus_of(&profile.name) {
         for nodes in [1, 2, 512] {
             let unknown = JobContext {

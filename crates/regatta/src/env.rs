@@ -6,10 +6,13 @@ use anyhow::{Context, Result, bail};
 use regatta_launch::cache_dir;
 use regatta_model::allocation::UNKNOWN_HOST;
 use regatta_model::hostlist::short_hostname;
-use regatta_model::{Launcher, Machine};
+use regatta_model::units::pluralize;
+use regatta_model::{GpuVisibility, Launcher, Machine, Scheduler};
 use regatta_place::environment::{
     CacheDir, EnvContext, EnvVar, Framework, Rendezvous, environment,
 };
+use regatta_place::inherited_env::{InheritedEnv, KeptVariable, is_rank_specific, own_variables};
+use regatta_place::launcher_options::{self, LauncherSyntax};
 use regatta_place::rendezvous::{self, Candidate};
 use regatta_place::site_profile::{JobContext, SiteSetting};
 
@@ -18,16 +21,91 @@ use crate::output;
 use crate::plan::JobPlan;
 use crate::system;
 
-/// The environment of a rank, without the variables that the user excluded.
+/// The environment of a rank, without the variables that the user excluded, and with the values that
+/// the user has set.
 pub fn rank_env(
     plan: &JobPlan,
     args: &RankEnvArgs,
     rendezvous: &Rendezvous,
     rank: u32,
 ) -> Result<Vec<EnvVar>> {
+    env_where(plan, args, rendezvous, rank, &|_| true)
+}
+
+/// The variables that all ranks of a job have, for its script.
+pub fn job_env(plan: &JobPlan, args: &RankEnvArgs, rendezvous: &Rendezvous) -> Result<Vec<EnvVar>> {
+    let own_devices = plan.job.visibility == GpuVisibility::Own;
+    let is_device_list =
+        |name: &str| name.ends_with("_VISIBLE_DEVICES") || name == "ZE_AFFINITY_MASK";
+    let is_common = |name: &str| !is_rank_specific(name) && !(own_devices && is_device_list(name));
+    env_where(plan, args, rendezvous, 0, &is_common)
+}
+
+fn env_where(
+    plan: &JobPlan,
+    args: &RankEnvArgs,
+    rendezvous: &Rendezvous,
+    rank: u32,
+    is_wanted: &dyn Fn(&str) -> bool,
+) -> Result<Vec<EnvVar>> {
     let mut variables = full_rank_env(plan, args, rendezvous, rank)?;
-    variables.retain(|v| ![&args.without, &args.inherit].iter().any(|e| e.contains(&v.variable)));
+    let excluded = |name: &String| args.without.contains(name) || args.inherit.contains(name);
+    variables.retain(|v| is_wanted(&v.variable) && !excluded(&v.variable));
+    let variable = |name: &str| inherited_value(plan, name);
+    let kept = InheritedEnv { variable: &variable }.keep(&mut variables);
+    // Once for the job, not by each of its ranks.
+    if rank == 0 {
+        kept.iter().for_each(note_kept);
+    }
+    variables.push(own_variables(&variables, &kept));
     Ok(variables)
+}
+
+fn note_kept(KeptVariable { variable, value, planned }: &KeptVariable) {
+    output::note(&format!(
+        "{variable}={value} is already set and kept; unset {variable} to get {planned}"
+    ));
+}
+
+/// A variable of this process. torchrun sets OMP_NUM_THREADS=1 if the user has not set it.
+fn inherited_value(plan: &JobPlan, name: &str) -> Option<String> {
+    let value = plan.env.get(name)?.to_owned();
+    let by_torchrun = plan.allocation.launcher == Some(Launcher::Torch)
+        && (name, value.as_str()) == ("OMP_NUM_THREADS", "1");
+    (!by_torchrun).then_some(value)
+}
+
+/// Fails if another launcher has set the rank or world size of this process to other values than
+/// planned: the ranks would wait for each other forever, or train as several jobs.
+pub fn check_identity(plan: &JobPlan, planned: &[EnvVar]) -> Result<()> {
+    let variable = |name: &str| inherited_value(plan, name);
+    let inherited = InheritedEnv { variable: &variable };
+    let Some(KeptVariable { variable, value, planned }) = inherited.contradiction(planned) else {
+        return Ok(());
+    };
+    let ranks = pluralize(plan.placement.ranks as usize, "rank");
+    bail!(
+        "{variable}={value}, set by {}, contradicts the plan, which has {variable}={planned} in a \
+         job of {ranks}; unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE if they are left \
+         over, else start the ranks with one launcher only, or describe the job with --hostfile, \
+         --ranks-per-node and --rank",
+        foreign_launcher(&inherited)
+    )
+}
+
+/// The launcher that has set the variables of a rank, as far as its other variables tell.
+fn foreign_launcher(inherited: &InheritedEnv<'_>) -> &'static str {
+    const SIGNS: [(&str, &str); 7] = [
+        ("TORCHELASTIC_RUN_ID", "torchrun"),
+        ("PET_NNODES", "Kubeflow"),
+        ("PET_NPROC_PER_NODE", "Kubeflow"),
+        ("RAY_JOB_ID", "Ray"),
+        ("RAY_ADDRESS", "Ray"),
+        ("RAY_WORKER_ID", "Ray"),
+        ("KUBERNETES_SERVICE_HOST", "Kubernetes (Kubeflow?)"),
+    ];
+    let found = SIGNS.iter().find(|(name, _)| inherited.foreign(name).is_some());
+    found.map_or("another launcher or the user", |(_, launcher)| launcher)
 }
 
 fn full_rank_env(
@@ -42,7 +120,7 @@ fn full_rank_env(
         bail!("rank {rank} is out of range: the job has ranks 0 to {last}");
     };
     let machine = plan.machine(node);
-    let (cache, cache_why) = cache_folder(plan);
+    let CacheFolder { path, why, in_memory } = cache_folder(plan);
     let variables = environment(&EnvContext {
         placement: &plan.placement,
         rank,
@@ -50,10 +128,20 @@ fn full_rank_env(
         nics: plan.nics(node),
         framework,
         rendezvous,
-        cache: CacheDir { path: &cache, why: cache_why },
-        settings: &settings(plan, machine, framework),
+        cache: CacheDir { path: &path, why, in_memory },
+        settings: &settings(plan, machine, framework, plan.placement.nodes.len() as u32),
+        jax_detects_launcher: jax_detects_launcher(plan),
     });
     Ok(variables.unwrap_or_default())
+}
+
+/// Whether this rank's launcher sets variables that JAX reads.
+fn jax_detects_launcher(plan: &JobPlan) -> bool {
+    match plan.allocation.launcher {
+        Some(Launcher::Srun) => true,
+        Some(Launcher::OpenMpi) => plan.env.is_set("OMPI_MCA_orte_hnp_uri"),
+        _ => false,
+    }
 }
 
 /// Notes the variables of `--without` that would not be set anyway.
@@ -65,8 +153,25 @@ pub fn note_unset_names(plan: &JobPlan, args: &RankEnvArgs, rendezvous: &Rendezv
     Ok(())
 }
 
-fn settings(plan: &JobPlan, machine: &Machine, framework: Framework) -> Vec<EnvVar> {
+/// The launcher options that the site's settings need to take effect.
+pub fn required_options(plan: &JobPlan, launcher: LauncherSyntax) -> Vec<String> {
     let nodes = plan.placement.nodes.len() as u32;
+    let settings = settings(plan, &plan.machines[0], Framework::Torch, nodes);
+    launcher_options::required_options(&settings, launcher)
+}
+
+/// Notes that a job of one node gets no network settings, if the site has any.
+pub fn note_single_node(plan: &JobPlan, args: &RankEnvArgs) {
+    let settings = |nodes| settings(plan, &plan.machines[0], args.framework, nodes).len();
+    if plan.placement.nodes.len() == 1 && settings(2) > settings(1) {
+        let title = &plan.site.profile.title;
+        output::note(&format!(
+            "the job has one node: the network settings of {title} apply from two nodes on (-N 2)"
+        ));
+    }
+}
+
+fn settings(plan: &JobPlan, machine: &Machine, framework: Framework, nodes: u32) -> Vec<EnvVar> {
     let context = JobContext::of(machine, nodes, Some(framework.name()));
     let variable = |s: SiteSetting| EnvVar {
         variable: s.variable,
@@ -85,39 +190,74 @@ pub fn secure_cache_dir(plan: &JobPlan, rank: u32, variables: &mut [EnvVar]) {
         return;
     }
     let values = variables.iter_mut().map(|variable| &mut variable.value);
-    if let Some(warning) = cache_dir::secure(&cache_folder(plan).0, values) {
+    if let Some(warning) = cache_dir::secure(&cache_folder(plan).path, values) {
         output::note(&warning);
     }
 }
 
+/// A node-local folder for caches.
+pub struct CacheFolder {
+    pub path: String,
+    pub why: &'static str,
+    /// Whether it is in memory.
+    pub in_memory: bool,
+}
+
 /// A node-local folder per user and job: below the site's, else TMPDIR, else /tmp.
-pub fn cache_folder(plan: &JobPlan) -> (String, &'static str) {
+pub fn cache_folder(plan: &JobPlan) -> CacheFolder {
     // Only folders of this node can be checked.
     let live = plan.machines[0].is_live() && !plan.is_reported_by_agents();
-    let candidates = plan.site.profile.node_local.expanded(plan.env.as_map());
+    let node_local = &plan.site.profile.node_local;
+    let candidates = node_local.expanded(plan.env.as_map());
     let site = candidates.into_iter().find(|d| !live || Path::new(d).is_dir());
     let temporary = plan.env.get("TMPDIR").unwrap_or("/tmp");
     let (base, why) = match site {
         Some(dir) => (dir, "the site's node-local folder"),
         None => (temporary.to_owned(), "node-local"),
     };
+    let in_memory = node_local.is_in_memory(&base, plan.env.as_map())
+        || (plan.machines[0].is_live() && system::is_in_memory(Path::new(&base)));
     let job = plan.allocation.job_id.as_deref().unwrap_or("local");
     let unsafe_char = |c: char| !c.is_ascii_alphanumeric() && !"-_.".contains(c);
     let name = format!("regatta-{}-{job}", system::user(&plan.env)).replace(unsafe_char, "-");
-    (format!("{}/{name}", base.trim_end_matches('/')), why)
+    CacheFolder { path: format!("{}/{name}", base.trim_end_matches('/')), why, in_memory }
 }
 
-/// Master address and port of a job, as `rank` determines them.
+/// Master address and port of a job whose ranks this process starts.
+pub fn planned_rendezvous(args: &RankEnvArgs, plan: &JobPlan, rank: u32) -> Result<Rendezvous> {
+    choose_rendezvous(args, plan, rank, None)
+}
+
+/// Master address and port of a job, as `rank` determines them. Those that the user or another
+/// launcher has set are kept, because all ranks of the job have them.
 pub fn rendezvous(args: &RankEnvArgs, plan: &JobPlan, rank: u32) -> Result<Rendezvous> {
-    let (torchrun_address, torchrun_port) = torchrun_store(plan)?;
-    let (address, address_why) = match (&args.master_addr, torchrun_address) {
+    let variable = |name: &str| plan.env.get(name).map(str::to_owned);
+    let foreign = |name: &str| InheritedEnv { variable: &variable }.foreign(name);
+    choose_rendezvous(args, plan, rank, Some(&foreign))
+}
+
+fn choose_rendezvous(
+    args: &RankEnvArgs,
+    plan: &JobPlan,
+    rank: u32,
+    foreign: Option<&dyn Fn(&str) -> Option<String>>,
+) -> Result<Rendezvous> {
+    let why = match plan.allocation.launcher {
+        Some(Launcher::Torch) => TORCHRUN,
+        _ => "already set, and kept",
+    };
+    let set = |name: &str| foreign.and_then(|foreign| foreign(name));
+    let (address, address_why) = match (&args.master_addr, set("MASTER_ADDR")) {
         (Some(address), _) => (address.clone(), "given by --master-addr".to_owned()),
-        (None, Some(address)) => (address, TORCHRUN.to_owned()),
+        (None, Some(address)) => (check_address(plan, address)?, why.to_owned()),
         (None, None) => master_address(plan)?,
     };
-    let (port, port_why) = match (args.master_port, torchrun_port) {
+    let (port, port_why) = match (args.master_port, set("MASTER_PORT")) {
         (Some(port), _) => (port, "given by --master-port".to_owned()),
-        (None, Some(port)) => (port, TORCHRUN.to_owned()),
+        (None, Some(text)) => {
+            let context = format!("MASTER_PORT={text} is not a port; unset it");
+            (text.trim().parse().context(context)?, why.to_owned())
+        }
         (None, None) => master_port(plan, rank)?,
     };
     Ok(Rendezvous { address, address_why, port, port_why })
@@ -125,17 +265,18 @@ pub fn rendezvous(args: &RankEnvArgs, plan: &JobPlan, rank: u32) -> Result<Rende
 
 const TORCHRUN: &str = "set by torchrun, whose store already listens there";
 
-/// Address and port of the store that torchrun's agent has opened. Its ranks do not listen on any
-/// other.
-fn torchrun_store(plan: &JobPlan) -> Result<(Option<String>, Option<u16>)> {
-    if plan.allocation.launcher != Some(Launcher::Torch) {
-        return Ok((None, None));
+/// A master address that is set. Ranks on other nodes cannot reach a loopback address.
+fn check_address(plan: &JobPlan, address: String) -> Result<String> {
+    let loopback = address == "localhost"
+        || address.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback());
+    let nodes = plan.placement.nodes.len();
+    if loopback && nodes > 1 {
+        bail!(
+            "MASTER_ADDR={address} is a loopback address, but the job has {nodes} nodes; unset \
+             MASTER_ADDR, or pass --master-addr"
+        );
     }
-    let parse = |text: &str| {
-        text.parse().with_context(|| format!("MASTER_PORT={text}, set by torchrun, is not a port"))
-    };
-    let port = plan.env.get("MASTER_PORT").map(parse).transpose()?;
-    Ok((plan.env.get("MASTER_ADDR").map(str::to_owned), port))
+    Ok(address)
 }
 
 /// Address of rank 0: loopback on a single node.
@@ -147,17 +288,29 @@ fn master_address(plan: &JobPlan) -> Result<(String, String)> {
         bail!("the job has no rank 0")
     };
     if placed.host == UNKNOWN_HOST {
+        // Exported by `regatta env` in the job script, which runs where the nodes are known.
+        if let Some(address) = plan.env.get("MASTER_ADDR") {
+            return Ok((address.to_owned(), "inherited from the job script".to_owned()));
+        }
         bail!(
-            "the launcher does not report the host of rank 0; pass --hostfile with the job's nodes, \
-             or --master-addr"
+            "the launcher does not report the host of rank 0; run eval \"$(regatta env)\" in the \
+             job script before the launcher, which exports MASTER_ADDR, or pass --master-addr, or \
+             --hostfile with the job's nodes"
         );
     }
     let suffixes = plan.site.profile.fabric.host_suffix.iter().map(String::as_str);
     let names = suffixes.chain([""]).map(|suffix| with_suffix(&placed.host, suffix));
+    if plan.allocation.scheduler == Scheduler::None && !plan.machines[0].is_live() {
+        let name = names.map(|name| (name, HYPOTHETICAL.to_owned())).next();
+        return Ok(name.unwrap_or_else(loopback));
+    }
     let candidates: Vec<Candidate> = names.map(candidate).collect();
     let is_local = plan.this_node() == Some(node);
     Ok(rendezvous::master_address(&plan.machines[0], is_local, &candidates)?)
 }
+
+const HYPOTHETICAL: &str =
+    "name of rank 0's node on the fabric; its address is looked up on the nodes themselves";
 
 /// The address of rank 0 in a job of one node, with the reason.
 pub fn loopback() -> (String, String) {

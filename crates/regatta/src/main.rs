@@ -25,6 +25,17 @@ use cli::{Cli, Command};
 
 fn main() -> ExitCode {
     signals::ignore_file_size_signal();
+    if !commands::env::is_evaluated() {
+        return run_command_line();
+    }
+    let code = std::panic::catch_unwind(run_command_line).unwrap_or(ExitCode::FAILURE);
+    if code != ExitCode::SUCCESS {
+        commands::env::stop_script();
+    }
+    code
+}
+
+fn run_command_line() -> ExitCode {
     let result = match Cli::try_parse_from(cli::arguments(std::env::args_os())) {
         Ok(cli) => run(cli.command),
         Err(error) if error.use_stderr() => explain_usage_error(error),
@@ -65,6 +76,9 @@ fn run(command: Command) -> Result<ExitCode> {
 
 /// Prints a usage error and exits. An option of `regatta train` that is a configuration key gets its own hint.
 fn explain_usage_error(error: clap::Error) -> ! {
+    if commands::env::is_evaluated() {
+        commands::env::stop_script();
+    }
     let words: Vec<String> = std::env::args().skip(1).collect();
     let option = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(option)) if error.kind() == ErrorKind::UnknownArgument => option,

@@ -59,7 +59,7 @@ pub fn positive() -> RangedI64ValueParser<u32> {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Machine")]
 pub struct SourceArgs {
-    /// Use the machine description in FILE instead of this node: a `map --dump` file, hwloc 2 XML,
+    /// Use the machine description in FILE instead of this node: a `map --dump` file, hwloc XML,
     /// or a folder with a recorded /sys. Repeat it for heterogeneous nodes: each file describes the
     /// host named in it; the first one also describes all hosts without a file
     #[arg(long = "machine", value_name = "FILE")]
@@ -95,9 +95,10 @@ pub struct JobArgs {
     /// Ranks per node, like `srun --ntasks-per-node` or `torchrun --nproc-per-node`
     #[arg(long, value_name = "COUNT", visible_alias = "nproc-per-node", alias = "nproc_per_node")]
     pub ranks_per_node: Option<u32>,
-    /// GPUs per rank
-    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = positive())]
-    pub gpus_per_rank: u32,
+    /// GPUs per rank [default: 1; all of the node with one rank per node, for torchrun and other
+    /// programs that start a worker per GPU]
+    #[arg(long, value_name = "COUNT", value_parser = positive())]
+    pub gpus_per_rank: Option<u32>,
     /// Assign no GPUs
     #[arg(long)]
     pub no_gpus: bool,

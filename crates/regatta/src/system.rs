@@ -129,6 +129,14 @@ impl CgroupFiles {
     }
 }
 
+/// Whether files in a directory, or in its closest existing parent, are in memory.
+pub fn is_in_memory(dir: &Path) -> bool {
+    const TMPFS_MAGIC: u32 = 0x0102_1994;
+    const RAMFS_MAGIC: u32 = 0x8584_58f6;
+    let existing = dir.ancestors().find_map(|dir| rustix::fs::statfs(dir).ok());
+    existing.is_some_and(|fs| [TMPFS_MAGIC, RAMFS_MAGIC].contains(&(fs.f_type as u32)))
+}
+
 /// Resolves a host name, IPv4 addresses first; empty if it cannot be resolved.
 pub fn resolve(name: &str) -> Vec<IpAddr> {
     let found = (name, 0u16).to_socket_addrs().into_iter().flatten().map(|a| a.ip());

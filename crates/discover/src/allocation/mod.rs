@@ -8,10 +8,11 @@ mod launcher;
 mod pbs;
 mod slurm;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use regatta_model::allocation::Evidence;
-use regatta_model::hostlist::HostlistError;
+use regatta_model::hostlist::{HostlistError, short_hostname};
 use regatta_model::{AllocatedNode, Allocation, Scheduler};
 
 use crate::env::Env;
@@ -97,13 +98,38 @@ fn from_scheduler(
     env: &EnvReader<'_>,
     rank: Option<&launcher::LaunchedRank>,
 ) -> Result<Option<Allocation>> {
-    if let Some(allocation) = slurm::allocation(env, rank)? {
-        return Ok(Some(allocation));
+    if let Some(slurm) = slurm::allocation(env, rank)? {
+        check_single_scheduler(inputs, env, &slurm)?;
+        return Ok(Some(slurm));
     }
-    if let Some(allocation) = pbs::allocation(env, inputs.root)? {
+    if let Some(allocation) = pbs::allocation(env, inputs.root, rank, inputs.host)? {
         return Ok(Some(allocation));
     }
     flux::allocation(env, inputs.flux_hosts)
+}
+
+/// Fails if the variables of a Slurm job and of a PBS job are set and name different nodes: one of
+/// them is left over, or exported into the other.
+fn check_single_scheduler(
+    inputs: &DetectionInputs<'_>,
+    env: &EnvReader<'_>,
+    slurm: &Allocation,
+) -> Result<()> {
+    let Some(pbs_job) = env.get("PBS_JOBID") else { return Ok(()) };
+    let hosts = |nodes: &[AllocatedNode]| -> BTreeSet<String> {
+        nodes.iter().map(|node| short_hostname(&node.host).to_owned()).collect()
+    };
+    let pbs = pbs::allocation(env, inputs.root, None, inputs.host);
+    if pbs.is_ok_and(|pbs| pbs.is_some_and(|pbs| hosts(&pbs.nodes) == hosts(&slurm.nodes))) {
+        return Ok(());
+    }
+    let job = slurm.job_id.as_deref().unwrap_or_default();
+    Err(AllocationError::Contradiction {
+        names: format!("SLURM_JOB_ID={job} and PBS_JOBID={pbs_job}"),
+        detail: "a process is in a job of one scheduler only".to_owned(),
+        hint: "unset the variables of the other job (PBS_JOBID and PBS_NODEFILE, or SLURM_JOB_ID \
+               and SLURM_JOB_NODELIST), or pass --hostfile",
+    })
 }
 
 fn from_hostfile(inputs: &DetectionInputs<'_>, path: &str) -> Result<Allocation> {

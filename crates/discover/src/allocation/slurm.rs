@@ -118,6 +118,9 @@ fn tasks_per_node(env: &EnvReader<'_>, hosts: &Hosts, in_step: bool) -> Result<V
         false => ("SLURM_TASKS_PER_NODE", &["SLURM_NTASKS", "SLURM_NPROCS"]),
     };
     let total = env.first_u32(totals)?;
+    if in_step && env.get(name).is_none() {
+        return step_tasks_of_job(env, hosts, total);
+    }
     let (Some(value), Some((total_name, total))) = (env.get(name), total) else {
         // Older versions do not set the total with `--ntasks-per-node`.
         let each = if in_step { None } else { env.u32("SLURM_NTASKS_PER_NODE")? };
@@ -146,6 +149,27 @@ fn tasks_per_node(env: &EnvReader<'_>, hosts: &Hosts, in_step: bool) -> Result<V
         ));
     }
     Ok(tasks.into_iter().map(Some).collect())
+}
+
+/// The ranks of each host of a step whose own list was not passed on, as into some containers: the
+/// job's list, which `srun` adapts to the step, if it has the hosts and tasks of the step.
+fn step_tasks_of_job(
+    env: &EnvReader<'_>,
+    hosts: &Hosts,
+    total: Option<(&'static str, u32)>,
+) -> Result<Vec<Option<u32>>> {
+    let total = match total {
+        Some((_, total)) => Some(total),
+        None => env.u32("SLURM_NTASKS")?,
+    };
+    let tasks = env.get("SLURM_TASKS_PER_NODE").and_then(expand_tasks).filter(|tasks| {
+        let sum = tasks.iter().map(|&n| u64::from(n)).sum::<u64>();
+        tasks.len() == hosts.list.len() && Some(sum) == total.map(u64::from)
+    });
+    Ok(match tasks {
+        Some(tasks) => tasks.into_iter().map(Some).collect(),
+        None => vec![None; hosts.list.len()],
+    })
 }
 
 /// Slurm's layout of fewer tasks than fit: one per node, the rest on the first nodes.

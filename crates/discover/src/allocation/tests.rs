@@ -179,6 +179,51 @@ fn pals_in_a_pbs_job_is_detected() {
 }
 
 #[test]
+fn pals_rank_without_node_file_knows_itself() {
+    // The second node of a job on Aurora: the node file is on the first one only.
+    let rank = "PBS_JOBID=1234567.aurora-pbs-0001.hostmgmt.cm.aurora.alcf.anl.gov PALS_RANKID=14 \
+        PALS_NODEID=1 PALS_APID=d6c2 PMI_RANK=14 PMI_SIZE=24 PALS_LOCAL_RANKID=2 \
+        PALS_LOCAL_SIZE=12";
+    for file in ["", "PBS_NODEFILE=/var/spool/pbs/aux/1234567.aurora-pbs-0001"] {
+        let a = allocation("x4520c1s0b0n0", &format!("{rank} {file}"));
+        assert_eq!((a.scheduler, a.launcher), (Scheduler::Pbs, Some(Launcher::Pals)));
+        assert_eq!(rank_of(&a), (14, 24, 2, 12, Some(1)));
+        assert_eq!(hosts(&a), ["?", "x4520c1s0b0n0"]);
+        // The port is derived from the job, as on the first node.
+        assert!(a.job_id.unwrap().starts_with("1234567.aurora"));
+    }
+    let script = error("PBS_JOBID=1.pbs PBS_NODEFILE=/no/such/file");
+    assert!(script.contains("No such file"), "the job script needs the node file: {script}");
+}
+
+#[test]
+fn variables_of_two_schedulers_are_rejected() {
+    let slurm = "SLURM_JOB_ID=77 SLURM_JOB_NODELIST=n[1-2] SLURM_NNODES=2";
+    for pbs in ["PBS_JOBID=5.pbs", "PBS_JOBID=5.pbs PBS_NODEFILE=/three"] {
+        let error = error(&format!("{slurm} {pbs}"));
+        assert!(error.starts_with("SLURM_JOB_ID=77 and PBS_JOBID=5.pbs contradict"), "{error}");
+        assert!(error.contains("--hostfile"), "{error}");
+    }
+    let both = "SLURM_JOB_ID=77 SLURM_JOB_NODELIST=a,b,c PBS_JOBID=5.pbs PBS_NODEFILE=/three";
+    assert_eq!(allocation("a", both).scheduler, Scheduler::Slurm, "both name the same nodes");
+}
+
+#[test]
+fn uneven_step_is_detected_without_its_task_list() {
+    let step = "SLURM_JOB_ID=77 SLURM_JOB_NODELIST=n[1-2] SLURM_STEP_ID=0 \
+        SLURM_STEP_NODELIST=n[1-2] SLURM_STEP_NUM_NODES=2 SLURM_NTASKS=9 SLURM_PROCID=8 \
+        SLURM_LOCALID=0 SLURM_NODEID=1";
+    for list in ["SLURM_STEP_TASKS_PER_NODE=8,1 SLURM_STEP_NUM_TASKS=9", "SLURM_TASKS_PER_NODE=8,1"]
+    {
+        let a = allocation("n2", &format!("{step} {list}"));
+        assert_eq!(ranks_per_node(&a), [8, 1].map(Some), "{list}");
+        assert_eq!(rank_of(&a), (8, 9, 0, 1, Some(1)), "{list}");
+    }
+    let other = allocation("n2", &format!("{step} SLURM_TASKS_PER_NODE=8(x2)"));
+    assert_eq!(ranks_per_node(&other), [None, None], "the list of the job, not of the step");
+}
+
+#[test]
 fn open_mpi_in_a_slurm_job_is_open_mpi() {
     let env = format!("{STEP} SLURM_JOB_NODELIST=n[1-4] {}", open_mpi(15, 16, 3, 4));
     let a = allocation("n4", &env);

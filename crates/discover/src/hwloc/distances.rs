@@ -4,7 +4,7 @@
 use roxmltree::Node;
 
 use super::error::{HwlocError, Result, TextPosition, truncated};
-use super::topology::position;
+use super::topology::{Topology, position};
 
 /// Maximum objects per matrix: Linux's maximum number of NUMA nodes.
 const MAX_OBJECTS: usize = 1024;
@@ -67,6 +67,17 @@ pub(super) fn read(element: Node<'_, '_>) -> Result<DistanceMatrix> {
         return Err(invalid(format!("{count} objects but {} values", values.len())));
     }
     Ok(DistanceMatrix { position: at, objects, values })
+}
+
+/// The values of the first matrix of hwloc 1, multiplied by its base. Malformed ones are ignored:
+/// distances only improve the choice of remote cores.
+pub(super) fn relative(topology: &Topology<'_>) -> Option<Vec<u32>> {
+    let element = topology.machine_element("distances")?;
+    let number = |text: Option<&str>| text?.parse::<f64>().ok().filter(|n| (0.0..1e6).contains(n));
+    let base = number(element.attribute("latency_base"))?;
+    let values = element.children().filter(|n| n.has_tag_name("latency"));
+    let value = |n: Node<'_, '_>| Some((number(n.attribute("value"))? * base).round() as u32);
+    values.map(value).collect()
 }
 
 fn tokens<'a>(element: Node<'a, 'a>, name: &'static str) -> impl Iterator<Item = &'a str> {

@@ -45,11 +45,6 @@ pub enum HwlocError {
          `lstopo --of xml`"
     )]
     NotHwloc { at: TextPosition, found: String },
-    /// Format of hwloc 1.
-    #[error(
-        "{at}: hwloc 1 format is not supported; export the topology with lstopo of hwloc 2 or newer"
-    )]
-    OldFormat { at: TextPosition },
     /// Unknown format version.
     #[error(
         "{at}: unknown hwloc format {version:?}; export the topology with `lstopo --of xml` of hwloc 2"

@@ -11,15 +11,20 @@ use super::topology::Topology;
 
 /// Maximum GPUs per node.
 const MAX_GPUS: usize = 1024;
-/// PCI classes: VGA, 3D and other display controllers, and processing accelerators.
-const GPU_CLASSES: [u32; 4] = [0x0300, 0x0302, 0x0380, 0x1200];
+/// PCI classes: 3D and other display controllers, and processing accelerators.
+const GPU_CLASSES: [u32; 3] = [0x0302, 0x0380, 0x1200];
+/// PCI class of VGA controllers: GPUs with display outputs, and the display chips of servers.
+const VGA_CLASS: u32 = 0x0300;
+/// Display chips on server boards, whose vendor also builds GPUs: Rage XL, RV100 and ES1000.
+const SERVER_VGA: [u16; 4] = [0x4752, 0x5159, 0x515e, 0x5969];
 
 /// PCI vendor ID and hwloc's runtime backends, in order of preference.
 const VENDORS: [(GpuVendor, u16, &[&str]); 3] = [
     (GpuVendor::Nvidia, 0x10de, &["cuda", "nvml"]),
     (GpuVendor::Amd, 0x1002, &["rsmi"]),
-    (GpuVendor::Intel, 0x8086, &["ze"]),
+    (GpuVendor::Intel, VENDOR_INTEL, &["ze"]),
 ];
+const VENDOR_INTEL: u16 = 0x8086;
 
 /// A GPU and its indices in distance matrices.
 pub(super) struct FoundGpu {
@@ -79,8 +84,12 @@ impl<'t> GpuInputs<'_, 't> {
         runtimes: &[&str],
         notes: &mut Vec<String>,
     ) -> Vec<RuntimeDevice<'t>> {
-        let is_gpu = |d: &PciDevice| d.vendor == vendor && GPU_CLASSES.contains(&(d.class >> 8));
-        let gpus = self.pci_devices.iter().filter(|(_, d)| is_gpu(&d.pci));
+        let is_gpu = |position: &usize, d: &PciDevice| {
+            let class = d.class >> 8;
+            let is_vga_gpu = || class == VGA_CLASS && self.computes(*position, d);
+            d.vendor == vendor && (GPU_CLASSES.contains(&class) || is_vga_gpu())
+        };
+        let gpus = self.pci_devices.iter().filter(|(position, d)| is_gpu(position, &d.pci));
         let mut cards: Vec<usize> = gpus.map(|(&position, _)| position).collect();
         cards.sort_by_key(|position| self.address(*position));
         let listed =
@@ -118,6 +127,17 @@ impl<'t> GpuInputs<'_, 't> {
                 cards.into_iter().map(device).collect()
             }
         }
+    }
+
+    /// Whether a VGA controller is a GPU: a runtime or a render node shows that it computes. Intel's
+    /// are integrated graphics.
+    fn computes(&self, position: usize, device: &PciDevice) -> bool {
+        let runtimes = VENDORS.iter().flat_map(|(.., runtimes)| runtimes.iter());
+        let prefixes: Vec<&str> = runtimes.copied().chain(["renderD", "opencl"]).collect();
+        let shows = |d: &OsDevice<'_>| prefixes.iter().any(|prefix| d.name.starts_with(prefix));
+        device.vendor != VENDOR_INTEL
+            && !SERVER_VGA.contains(&device.device)
+            && self.os_devices(Some(position)).iter().any(shows)
     }
 
     fn address(&self, position: usize) -> Option<&str> {

@@ -55,11 +55,44 @@ fn drafts(topology: &Topology<'_>, online: &CpuSet) -> Result<Vec<Draft>> {
             },
         });
     }
+    if drafts.is_empty() {
+        drafts.extend(undivided_memory(topology, online)?);
+    }
     Ok(drafts)
+}
+
+/// The only NUMA node of a machine, which hwloc 1 did not list.
+fn undivided_memory(topology: &Topology<'_>, online: &CpuSet) -> Result<Option<Draft>> {
+    let machine = topology.of_type(ObjectType::Machine).next();
+    let Some((_, machine)) = machine.filter(|_| topology.major == 1) else { return Ok(None) };
+    let memory_bytes = machine.integer("local_memory")?.unwrap_or(0);
+    let node = NumaNode { id: 0, cpus: online.clone(), memory_bytes, distances: Vec::new() };
+    Ok(Some(Draft { is_special: false, node }))
+}
+
+/// Sets the distances of hwloc 1, relative to that of a node to itself, if they cover all nodes,
+/// whose IDs are then in document order.
+fn set_relative_distances(topology: &Topology<'_>, nodes: &mut [NumaNode]) {
+    let ids: Vec<Option<u32>> = topology
+        .of_type(ObjectType::Numa)
+        .map(|(_, node)| node.integer("os_index").ok().flatten())
+        .collect();
+    let in_order = ids.iter().copied().eq(nodes.iter().map(|node| Some(node.id)));
+    let Some(matrix) = distances::relative(topology)
+        .filter(|matrix| in_order && matrix.len() == nodes.len() * nodes.len())
+    else {
+        return;
+    };
+    let rows = matrix.chunks(nodes.len().max(1)).map(<[u32]>::to_vec).collect::<Vec<_>>();
+    nodes.iter_mut().zip(rows).for_each(|(node, row)| node.distances = row);
 }
 
 /// Sets the kernel's distances if they cover all nodes.
 fn set_distances(topology: &Topology<'_>, nodes: &mut [NumaNode]) -> Result<()> {
+    if topology.major == 1 {
+        set_relative_distances(topology, nodes);
+        return Ok(());
+    }
     let mut elements = topology.elements("distances2");
     while let Some(element) = elements.find(|e| distances::are_numa_latencies(*e)) {
         let matrix = distances::read(element)?;

@@ -1,4 +1,4 @@
-//! Parser for the XML of hwloc's `lstopo --of xml`, format 2 (and 3, which differs little).
+//! Parser for the XML of hwloc's `lstopo --of xml`, formats 1 to 3, which differ little.
 //!
 //! The input is untrusted: size, nesting and numbers have limits, and every error is one sentence
 //! with its position.

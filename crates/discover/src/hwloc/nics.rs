@@ -11,6 +11,9 @@ use super::topology::Topology;
 
 /// Maximum network interfaces per node.
 const MAX_NICS: usize = 1024;
+/// PCI vendors of Slingshot and EFA.
+const VENDOR_CRAY: u16 = 0x17db;
+const VENDOR_AMAZON: u16 = 0x1d0f;
 /// PCI classes of InfiniBand adapters, current and legacy.
 const INFINIBAND_CLASSES: [u32; 2] = [0x0207, 0x0c06];
 /// Lengths of link-layer addresses.
@@ -76,10 +79,13 @@ fn kind(
     fabric: Option<&OsDevice<'_>>,
 ) -> NicKind {
     let class = device.map(|d| d.pci.class >> 8);
-    let slingshot = network.into_iter().chain(fabric).any(|d| {
-        let named = d.name.starts_with("hsn") || d.name.starts_with("cxi");
-        named || d.object.text("subtype") == Some("Slingshot")
-    });
+    let vendor = device.map(|d| d.pci.vendor);
+    // Sites name the interfaces as they like: `hsn0`, `hsi0`.
+    let slingshot = vendor == Some(VENDOR_CRAY)
+        || network.into_iter().chain(fabric).any(|d| {
+            let named = d.name.starts_with("hsn") || d.name.starts_with("cxi");
+            named || d.object.text("subtype") == Some("Slingshot")
+        });
     // A dual-mode adapter has InfiniBand's class, but the address length of each port tells its
     // type.
     let address = network.and_then(|n| n.object.info("Address"));
@@ -91,6 +97,7 @@ fn kind(
     match (fabric, device) {
         _ if slingshot => NicKind::Slingshot,
         _ if infiniband => NicKind::InfiniBand,
+        (Some(_), _) if vendor == Some(VENDOR_AMAZON) => NicKind::Efa,
         (Some(_), _) => NicKind::Roce,
         (None, Some(_)) => NicKind::Ethernet,
         (None, None) => NicKind::Virtual,

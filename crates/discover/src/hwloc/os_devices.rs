@@ -46,12 +46,12 @@ pub(super) fn read<'t>(topology: &'t Topology<'t>) -> Result<ByPci<'t>> {
     Ok(by_pci)
 }
 
-/// Version 2 enumerates the types; version 3 uses bit flags.
+/// Versions 1 and 2 enumerate the types; version 3 uses bit flags.
 fn device_type(major: u32, flags: u64, name: &str) -> OsDeviceType {
     const NETWORK_BIT: u64 = 1 << 4;
     const FABRIC_BIT: u64 = 1 << 5;
     let (network, fabric) = match major {
-        2 => (flags == 2, flags == 3),
+        1 | 2 => (flags == 2, flags == 3),
         _ => (flags & NETWORK_BIT != 0, flags & FABRIC_BIT != 0),
     };
     match (fabric || (network && name.starts_with("cxi")), network) {

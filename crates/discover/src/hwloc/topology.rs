@@ -38,7 +38,8 @@ impl ObjectType {
     fn of(name: &str) -> Self {
         match name {
             "Machine" => ObjectType::Machine,
-            "Package" => ObjectType::Package,
+            // hwloc 1 called packages sockets until 1.11.
+            "Package" | "Socket" => ObjectType::Package,
             "NUMANode" => ObjectType::Numa,
             "L3Cache" => ObjectType::L3,
             "Core" => ObjectType::Core,
@@ -69,7 +70,7 @@ pub(super) struct Object<'a> {
 /// All objects of a topology, parents before children.
 pub(super) struct Topology<'a> {
     pub(super) objects: Vec<Object<'a>>,
-    /// Major version of the format: 2 or 3.
+    /// Major version of the format: 1, 2 or 3.
     pub(super) major: u32,
     root: Node<'a, 'a>,
 }
@@ -159,6 +160,11 @@ impl<'a> Topology<'a> {
         self.root.children().filter(move |n| n.has_tag_name(name))
     }
 
+    /// The first child element of the root object with this name.
+    pub(super) fn machine_element(&self, name: &str) -> Option<Node<'a, 'a>> {
+        self.objects.first()?.node.children().find(|n| n.has_tag_name(name))
+    }
+
     /// Position of the topology.
     pub(super) fn position(&self) -> TextPosition {
         position(self.root)
@@ -172,20 +178,23 @@ fn major(topology: Node<'_, '_>) -> Result<u32> {
         return Err(HwlocError::NotHwloc { at, found });
     }
     // hwloc 1 wrote no version.
-    let Some(version) = topology.attribute("version") else {
-        return Err(HwlocError::OldFormat { at });
-    };
+    let Some(version) = topology.attribute("version") else { return Ok(1) };
     match version.split('.').next().and_then(|major| major.parse().ok()) {
-        Some(0 | 1) => Err(HwlocError::OldFormat { at }),
-        Some(major @ (2 | 3)) => Ok(major),
+        Some(major @ (1..=3)) => Ok(major),
         _ => Err(HwlocError::UnknownFormat { at, version: truncated(version) }),
     }
 }
 
 fn object_type(node: Node<'_, '_>) -> Result<ObjectType> {
-    node.attribute("type").map(ObjectType::of).ok_or_else(|| {
+    let Some(name) = node.attribute("type") else {
         let (at, object) = (position(node), "object".to_owned());
-        HwlocError::Missing { at, object, attribute: "type" }
+        return Err(HwlocError::Missing { at, object, attribute: "type" });
+    };
+    // hwloc 1 has one type for all caches, with the level in an attribute.
+    let level_3 = node.attribute("depth") == Some("3") && node.attribute("cache_size").is_some();
+    Ok(match name {
+        "Cache" if level_3 => ObjectType::L3,
+        name => ObjectType::of(name),
     })
 }
 

@@ -14,6 +14,8 @@ pub enum NicKind {
     InfiniBand,
     /// Ethernet with RDMA.
     Roce,
+    /// AWS's Elastic Fabric Adapter, for libfabric only: neither verbs nor RoCE.
+    Efa,
     /// Ethernet.
     Ethernet,
     /// Without hardware: veth, bridge, tunnel.

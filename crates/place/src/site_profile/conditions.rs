@@ -30,6 +30,8 @@ pub struct JobContext {
     pub libfabric: Option<String>,
     /// NCCL or RCCL network plug-in.
     pub plugin: PluginState,
+    /// Path of the plug-in, if it was found.
+    pub plugin_path: Option<String>,
 }
 
 impl JobContext {
@@ -53,6 +55,7 @@ impl JobContext {
                 Some(_) => PluginState::Present { version: None },
                 None => PluginState::Unknown,
             },
+            plugin_path: software.net_plugin.clone(),
         }
     }
 }

@@ -200,6 +200,7 @@ fn kind_name(kind: NicKind) -> &'static str {
         NicKind::Slingshot => "Slingshot",
         NicKind::InfiniBand => "InfiniBand",
         NicKind::Roce => "RoCE",
+        NicKind::Efa => "EFA",
         NicKind::Ethernet => "Ethernet",
         NicKind::Virtual => "virtual",
     }

@@ -21,7 +21,8 @@
 //! interfaces = "hsn"
 //! host_suffix = ["-hsn0"]
 //! [node_local]
-//! dirs = ["/mnt/bb/$USER"]
+//! dirs = ["/mnt/bb/$USER", "/tmp"]
+//! in_memory = ["/tmp"]               # no datasets here
 //! [batch]                            # for `regatta submit`
 //! scheduler = "slurm"                # or "pbs", "flux"
 //! require = ["account", "time"]      # options that must be given; also "queue"
@@ -162,12 +163,19 @@ pub struct FabricSettings {
 pub struct NodeLocalDirs {
     /// Directories in order of preference; `$NAME` is an environment variable.
     pub dirs: Vec<String>,
+    /// Those of them that are in memory (tmpfs): files there use up the memory of the job.
+    pub in_memory: Vec<String>,
 }
 
 impl NodeLocalDirs {
     /// The directories with variables expanded, without those whose variable is unset.
     pub fn expanded(&self, env: &BTreeMap<String, String>) -> Vec<String> {
         self.dirs.iter().filter_map(|dir| expand(dir, env)).collect()
+    }
+
+    /// Whether the site documents that a directory is in memory.
+    pub fn is_in_memory(&self, dir: &str, env: &BTreeMap<String, String>) -> bool {
+        self.in_memory.iter().filter_map(|dir| expand(dir, env)).any(|memory| memory == dir)
     }
 }
 
@@ -199,6 +207,20 @@ pub struct SettingRule {
     pub profile: String,
 }
 
+/// Value of a setting that is the path of the network plug-in.
+const PLUGIN_PATH: &str = "{plugin}";
+
+impl SettingRule {
+    /// The value in a context, in which `{plugin}` is the path of the network plug-in; `None` if
+    /// that is unknown.
+    fn value_in(&self, context: &JobContext) -> Option<Option<String>> {
+        match self.value.as_deref() {
+            Some(PLUGIN_PATH) => context.plugin_path.clone().map(Some),
+            _ => Some(self.value.clone()),
+        }
+    }
+}
+
 /// A setting that applies.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SiteSetting {
@@ -223,8 +245,9 @@ impl Profile {
     pub fn settings(&self, context: &JobContext) -> Vec<SiteSetting> {
         let mut settings: Vec<SiteSetting> = Vec::new();
         for rule in self.rules.iter().filter(|rule| rule.when.are_met(context)) {
+            let Some(value) = rule.value_in(context) else { continue };
             if !settings.iter().any(|s| s.variable == rule.variable) {
-                let SettingRule { variable, value, why, profile, .. } = rule.clone();
+                let SettingRule { variable, why, profile, .. } = rule.clone();
                 settings.push(SiteSetting { variable, value, why, profile });
             }
         }
@@ -265,7 +288,7 @@ mod tests {
     #[test]
     fn directories_are_expanded_or_skipped() {
         let dirs = ["/mnt/bb/$USER", "$TMPDIR", "/local/scratch", "/a$B_C/d"].map(str::to_owned);
-        let local = NodeLocalDirs { dirs: dirs.to_vec() };
+        let local = NodeLocalDirs { dirs: dirs.to_vec(), ..NodeLocalDirs::default() };
         let env = [("USER", "ada"), ("B_C", "x"), ("TMPDIR", "")];
         let env = env.map(|(k, v)| (k.to_owned(), v.to_owned())).into();
         assert_eq!(local.expanded(&env), ["/mnt/bb/ada", "/local/scratch", "/ax/d"]);

@@ -123,7 +123,7 @@ fn inherit(file: &str, base: &Profile, own: &Profile) -> Result<Profile> {
         merged.fabric.host_suffix.clone_from(&base.fabric.host_suffix);
     }
     if own.node_local.dirs.is_empty() {
-        merged.node_local.dirs.clone_from(&base.node_local.dirs);
+        merged.node_local.clone_from(&base.node_local);
     }
     merged.batch = batch::merge(&base.batch, &own.batch);
     merged.rules = inherit_rules(base, own);

@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 
 use anyhow::{Result, bail};
-use regatta_model::Warning;
+use regatta_model::{Scheduler, Warning};
 use regatta_place::environment::EnvVar;
 use regatta_place::gpu_visibility::HIDDEN_GPUS;
 
@@ -12,25 +12,64 @@ use crate::plan::{JobPlan, STAND_IN};
 use crate::shell::{quote, quote_comment};
 use crate::{env, output};
 
+/// What a shell evaluates if the command fails: without it `eval "$(regatta env)"` would succeed, and
+/// the program would start as a world of one. It ends a script, but not an interactive shell.
+const STOP_SCRIPT: &str = "case $- in *i*) false ;; *) exit 1 ;; esac;\n";
+
+const NOT_A_RANK: &str = "this process is not a rank of the job: RANK and LOCAL_RANK are not set\n      \
+     in the ranks, run it again: srun bash -c 'eval \"$(regatta env)\"; exec python train.py'";
+
+/// Whether this process runs the command for a shell to evaluate.
+pub fn is_evaluated() -> bool {
+    let mut args = std::env::args_os().skip(1);
+    args.next().is_some_and(|command| command == "env")
+        && !args.any(|arg| arg == "--json")
+        && !std::io::stdout().is_terminal()
+}
+
+/// Prints a command that ends the script which evaluates the output.
+pub fn stop_script() {
+    let _ = output::print(STOP_SCRIPT);
+}
+
 /// Runs the command.
 pub fn run(args: &EnvArgs) -> Result<()> {
     let plan = JobPlan::new(&args.source, &args.job)?;
-    if plan.allocation.this_rank.is_none() && args.rank.is_none() {
+    let this_rank = plan.allocation.this_rank.map(|me| me.rank);
+    if this_rank.is_none() && args.rank.is_none() {
         check_rank_variables(|name| plan.env.get(name)?.parse().ok())?;
     }
-    let rank = args.rank.or(plan.allocation.this_rank.map(|me| me.rank)).unwrap_or(0);
+    let rank = args.rank.or(this_rank).unwrap_or(0);
     let rendezvous = env::rendezvous(&args.rank_env, &plan, rank)?;
-    let mut lines = env::rank_env(&plan, &args.rank_env, &rendezvous, rank)?;
+    let mut lines = match args.rank.is_none() && this_rank.is_none() && is_job_script(&plan) {
+        true => {
+            output::note(NOT_A_RANK);
+            env::job_env(&plan, &args.rank_env, &rendezvous)?
+        }
+        false => env::rank_env(&plan, &args.rank_env, &rendezvous, rank)?,
+    };
+    if args.rank.is_none() {
+        env::check_identity(&plan, &lines)?;
+    }
     env::secure_cache_dir(&plan, rank, &mut lines);
     env::note_unset_names(&plan, &args.rank_env, &rendezvous)?;
     output::print(&match args.json {
         true => serde_json::to_string_pretty(&lines)? + "\n",
         false => script(&lines, std::io::stdout().is_terminal()),
     })?;
+    if this_rank.is_none() {
+        env::note_single_node(&plan, &args.rank_env);
+    }
     let relevant = ["gpu-cgroup", HIDDEN_GPUS, STAND_IN];
     let affects_ranks = |w: &&Warning| relevant.contains(&w.code.as_str());
     plan.placement.warnings.iter().filter(affects_ranks).for_each(output::warn);
     Ok(())
+}
+
+/// Whether this process is a job's script, which starts the ranks but is none of them. The only rank
+/// of a job may be the script itself.
+fn is_job_script(plan: &JobPlan) -> bool {
+    plan.allocation.scheduler != Scheduler::None && plan.placement.ranks > 1
 }
 
 /// Checks that the ranks and sizes of the environment do not contradict each other. A launcher's own

@@ -42,6 +42,7 @@ pub fn nic(nic: &Nic, layout: &NodeLayout) -> NicView {
             NicKind::Slingshot => "Slingshot",
             NicKind::InfiniBand => "InfiniBand",
             NicKind::Roce => "RoCE",
+            NicKind::Efa => "EFA",
             NicKind::Ethernet => "Ethernet",
             NicKind::Virtual => "virtual",
         },

@@ -69,7 +69,7 @@ impl LaunchTarget for LocalTarget<'_> {
     fn plan(&mut self, attempt: u32) -> Result<LaunchPlan> {
         let plan = self.discovery.clone().plan(&self.args.source, &self.args.job)?;
         // Only for rank 0 a free port is required, and it is reserved below.
-        let mut rendezvous = env::rendezvous(&self.args.rank_env, &plan, 1)?;
+        let mut rendezvous = env::planned_rendezvous(&self.args.rank_env, &plan, 1)?;
         if self.args.rank_env.master_port.is_none() {
             self.port = None;
             let port = port::reserve(fallback_ports(rendezvous.port))

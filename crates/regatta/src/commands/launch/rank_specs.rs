@@ -72,6 +72,8 @@ impl LaunchPlan {
         // A restart may have fewer ranks than the options name.
         if attempt.number == 0 {
             check_ranks(args, job.placement.ranks)?;
+            let world = env_var("WORLD_SIZE", job.placement.ranks, "world size");
+            env::check_identity(&job, &[world])?;
         }
         env::note_unset_names(&job, &args.rank_env, rendezvous)?;
         let counts: Vec<usize> = job.placement.nodes.iter().map(|n| n.ranks.len()).collect();
@@ -82,7 +84,7 @@ impl LaunchPlan {
             variables.extend(slurm_env(&job, &tasks_per_node, rank));
             ranks.push(rank_plan(args, &job, wrap.as_ref(), rank, variables)?);
         }
-        let cache_dir = env::cache_folder(&job).0;
+        let cache_dir = env::cache_folder(&job).path;
         Ok(Self { job, ranks, cache_dir })
     }
 
@@ -142,6 +144,7 @@ fn check_ranks(args: &LaunchArgs, ranks: u32) -> Result<()> {
 pub fn adopted_rank(args: &LaunchArgs, plan: &JobPlan, rank: u32) -> Result<RankSpec> {
     let rendezvous = env::rendezvous(&args.rank_env, plan, rank)?;
     let mut variables = env::rank_env(plan, &args.rank_env, &rendezvous, rank)?;
+    env::check_identity(plan, &variables)?;
     env::secure_cache_dir(plan, rank, &mut variables);
     Ok(rank_plan(args, plan, wrap(args)?.as_ref(), rank, variables)?.spec)
 }

@@ -18,8 +18,8 @@ use serde::Serialize;
 
 use crate::cli::{HEADING, MapArgs};
 use crate::draw::{self, TerminalOptions};
-use crate::output;
 use crate::plan::JobPlan;
+use crate::{env, output};
 use regatta_model::text_table::table;
 
 /// Runs the command.
@@ -49,7 +49,8 @@ pub fn run(args: &MapArgs) -> Result<ExitCode> {
         write_document(path, &draw::svg(machine, layout, &title)).context("--svg")?;
     }
     if let Some(launcher) = args.format {
-        let (text, warnings) = launcher_options(&plan.placement, launcher);
+        let required = env::required_options(&plan, launcher);
+        let (text, warnings) = launcher_options(&plan.placement, launcher, &required);
         output::print(&text)?;
         // GPU visibility is not part of the binding options.
         let of_plan = plan.placement.warnings.iter().filter(|w| w.code != "visibility");
