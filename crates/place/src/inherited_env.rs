@@ -60,9 +60,9 @@ pub fn is_rank_specific(variable: &str) -> bool {
 /// values from the user's: `RANK,OMP_NUM_THREADS:1f2e`, with a hash of those that a user may change.
 pub const OWN_VARIABLES: &str = "REGATTA_ENV";
 
-/// The variable that lists these variables, except those that keep a value of the user's.
-pub fn own_variables(vars: &[EnvVar], kept: &[KeptVariable]) -> EnvVar {
-    let is_own = |v: &&EnvVar| !kept.iter().any(|k| k.variable == v.variable);
+/// The variable that lists these variables, except those with a value of the user's.
+pub fn own_variables(vars: &[EnvVar], inherited: &InheritedEnv<'_>) -> EnvVar {
+    let is_own = |v: &&EnvVar| v.value.is_none() || inherited.foreign(&v.variable) != v.value;
     let entry = |v: &EnvVar| match is_keepable(&v.variable) {
         true => Some(format!("{}:{:04x}", v.variable, checksum(v.value.as_deref()?))),
         false => Some(v.variable.clone()),
@@ -171,11 +171,14 @@ mod tests {
         assert_eq!(planned[1].value.as_deref(), Some("4"));
         assert_eq!(planned[1].why, "already set, and kept; regatta would set 7: planned");
         assert_eq!(planned[3].value.as_deref(), Some("0,1"));
+        let own = own_variables(&planned, &InheritedEnv { variable: &user }).value.unwrap();
+        assert!(!own.contains("OMP_NUM_THREADS"), "{own}");
     }
 
     #[test]
     fn own_values_are_not_taken_for_the_users() {
-        let own = own_variables(&vars(&PLANNED), &[]).value.unwrap();
+        let own = own_variables(&vars(&PLANNED), &InheritedEnv { variable: &|_| None });
+        let own = own.value.unwrap();
         assert!(own.starts_with("RANK,OMP_NUM_THREADS:"), "{own}");
         let env = [(OWN_VARIABLES, own.as_str()), ("RANK", "0"), ("OMP_NUM_THREADS", "7")];
         let env = lookup(&env);
@@ -202,7 +205,8 @@ mod tests {
     proptest! {
         #[test]
         fn own_variables_are_recognised(name in "[A-Z_]{1,12}", value in "\\PC{1,20}") {
-            let list = own_variables(&vars(&[(&name, &value)]), &[]).value.unwrap();
+            let list = own_variables(&vars(&[(&name, &value)]), &InheritedEnv { variable: &|_| None });
+            let list = list.value.unwrap();
             let env = [(OWN_VARIABLES, list.as_str()), (&name, &value)];
             let env = lookup(&env);
             prop_assert_eq!(InheritedEnv { variable: &env }.foreign(&name), None);

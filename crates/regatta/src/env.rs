@@ -52,12 +52,13 @@ fn env_where(
     let excluded = |name: &String| args.without.contains(name) || args.inherit.contains(name);
     variables.retain(|v| is_wanted(&v.variable) && !excluded(&v.variable));
     let variable = |name: &str| inherited_value(plan, name);
-    let kept = InheritedEnv { variable: &variable }.keep(&mut variables);
+    let inherited = InheritedEnv { variable: &variable };
+    let kept = inherited.keep(&mut variables);
     // Once for the job, not by each of its ranks.
     if rank == 0 {
         kept.iter().for_each(note_kept);
     }
-    variables.push(own_variables(&variables, &kept));
+    variables.push(own_variables(&variables, &inherited));
     Ok(variables)
 }
 
@@ -73,6 +74,12 @@ fn inherited_value(plan: &JobPlan, name: &str) -> Option<String> {
     let by_torchrun = plan.allocation.launcher == Some(Launcher::Torch)
         && (name, value.as_str()) == ("OMP_NUM_THREADS", "1");
     (!by_torchrun).then_some(value)
+}
+
+/// A variable of this process that regatta has not set.
+pub fn foreign_value(plan: &JobPlan, name: &str) -> Option<String> {
+    let variable = |name: &str| inherited_value(plan, name);
+    InheritedEnv { variable: &variable }.foreign(name)
 }
 
 /// Fails if another launcher has set the rank or world size of this process to other values than
@@ -231,9 +238,7 @@ pub fn planned_rendezvous(args: &RankEnvArgs, plan: &JobPlan, rank: u32) -> Resu
 /// Master address and port of a job, as `rank` determines them. Those that the user or another
 /// launcher has set are kept, because all ranks of the job have them.
 pub fn rendezvous(args: &RankEnvArgs, plan: &JobPlan, rank: u32) -> Result<Rendezvous> {
-    let variable = |name: &str| plan.env.get(name).map(str::to_owned);
-    let foreign = |name: &str| InheritedEnv { variable: &variable }.foreign(name);
-    choose_rendezvous(args, plan, rank, Some(&foreign))
+    choose_rendezvous(args, plan, rank, Some(&|name| foreign_value(plan, name)))
 }
 
 fn choose_rendezvous(

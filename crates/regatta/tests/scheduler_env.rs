@@ -45,7 +45,7 @@ fn ranks_under_torchrun_use_its_store() {
     assert_eq!(exported(run("env", "34567"), "MASTER_ADDR"), "remote2-hsn0");
     assert_eq!(exported(run("env", "34567"), "MASTER_PORT"), "34567");
     assert_eq!(exported(run("env --master-port 1234", "34567"), "MASTER_PORT"), "1234");
-    run("env", "http").assert_error("MASTER_PORT=http, set by torchrun, is not a port");
+    run("env", "http").assert_error("MASTER_PORT=http is not a port");
 }
 
 #[test]
@@ -62,6 +62,47 @@ fn ranks_of_mpirun_in_a_slurm_job_derive_the_same_port() {
     assert_eq!(local, port(&format!("PMIX_NAMESPACE=4711 OMPI_COMM_WORLD_RANK=1 {step}")));
     let next = port("PMIX_NAMESPACE=4712 OMPI_COMM_WORLD_RANK=0");
     assert_ne!(local, next, "the next mpirun in the same job");
+}
+
+#[test]
+fn job_script_gets_no_rank() {
+    let script = run_in_job("env --system dgx-h100 --ranks-per-node 8 --master-addr a", "");
+    let script = script.assert_stderr("this process is not a rank of the job");
+    let text = script.assert_ok(["export WORLD_SIZE=16;", "export MASTER_ADDR=a;"]);
+    for name in ["RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"] {
+        assert!(!text.contains(&format!("export {name}=")), "{name}: {text}");
+    }
+    let rank =
+        run_in_job("env --system dgx-h100 --master-addr a", &format!("{SECOND} {STEP_TASKS}"));
+    assert_eq!(exported(rank, "RANK"), "1");
+    // The only rank of a job may be its script.
+    let one = "SLURM_JOB_ID=7 SLURM_JOB_NODELIST=remote1 SLURM_NTASKS=1 SLURM_TASKS_PER_NODE=1";
+    assert_eq!(exported(run("env --system dgx-h100", one), "RANK"), "0");
+}
+
+#[test]
+fn pals_rank_without_node_file_uses_the_master_of_the_job_script() {
+    let rank = "PBS_JOBID=1234567.aurora-pbs-0001.hostmgmt.cm.aurora.alcf.anl.gov PALS_RANKID=14 \
+                PALS_NODEID=1 PALS_APID=d6c2 PMI_RANK=14 PMI_SIZE=24 PALS_LOCAL_RANKID=2 \
+                PALS_LOCAL_SIZE=12";
+    let env = |more: &str| run("env --system aurora", &format!("{rank} {more}"));
+    env("").assert_error(["does not report the host of rank 0", "--master-addr"]);
+    let script = "MASTER_ADDR=10.0.0.1 REGATTA_ENV=MASTER_ADDR,MASTER_PORT MASTER_PORT=1234";
+    assert_eq!(exported(env(script), "MASTER_ADDR"), "10.0.0.1");
+    assert_eq!(exported(env(script), "RANK"), "14");
+    assert_ne!(exported(env(script), "MASTER_PORT"), "1234", "of this launch, not of the script");
+    env("MASTER_ADDR=localhost").assert_error("MASTER_ADDR=localhost is a loopback address");
+}
+
+#[test]
+fn node_of_lumi_is_recognised_by_what_it_prints() {
+    let file =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../discover/tests/fixtures/hwloc/four-mi250x.xml");
+    let job = "SLURM_JOB_ID=7 SLURM_JOB_NODELIST=nid[005020-005021] SLURM_CLUSTER_NAME=";
+    for (cluster, site) in [("lumi", "LUMI-G"), ("frontier", "Frontier")] {
+        let run = run(&format!("map --machine {file}"), &format!("{job}{cluster}"));
+        run.assert_ok(&*format!("(the cluster name \"{cluster}\" identifies {site})"));
+    }
 }
 
 #[test]
@@ -82,8 +123,10 @@ fn planning_on_a_login_node_warns() {
 
 #[test]
 fn world_size_mismatch_with_the_launcher_is_rejected() {
+    // The step has another number of tasks than the job, and its own list is missing.
+    let step = format!("{SECOND} SLURM_NTASKS=2 SLURM_TASKS_PER_NODE=8(x2)");
     let run = |options: &str| {
-        run_in_job(&format!("env --system dgx-h100 --master-addr a {options}"), SECOND)
+        run_in_job(&format!("env --system dgx-h100 --master-addr a {options}"), &step)
     };
     run("").assert_error("rank 1 of 2, but the plan has 16 ranks");
     assert_eq!(exported(run("--ranks-per-node 1"), "WORLD_SIZE"), "2");

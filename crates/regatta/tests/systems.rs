@@ -122,6 +122,42 @@ fn lumi_masks_match_its_user_guide() {
     }
 }
 
+#[test]
+fn uneven_ranks_are_one_step_of_srun() {
+    let run = run_line("map --system lumi-g -N 2 -n 9 --format srun");
+    let line = "--nodes=2 --ntasks=9 --ntasks-per-node=5 --distribution=plane=5 --cpu-bind=mask_cpu:\
+                0xfe000000000000,0xfe00000000000000,0xfe0000,0xfe000000,0xfefe ";
+    let text = run.assert_ok([line, " --network=disable_rdzv_get\n"]);
+    assert_eq!(text.lines().count(), 1);
+    let three = run_line("map --system lumi-g -N 3 -n 7 --format srun");
+    three.assert_stderr("srun puts up to 3 ranks on each node").assert_ok("--distribution=plane=3");
+}
+
+#[test]
+fn settings_and_launcher_options_belong_together() {
+    for (system, launcher, option) in [
+        ("frontier", "srun", "--network=disable_rdzv_get"),
+        ("alps", "srun", "--network=disable_rdzv_get"),
+        ("aurora", "pals", "--pmi=pmix"),
+    ] {
+        run_line(&format!("map --system {system} -N 2 --format {launcher}")).assert_ok(option);
+    }
+    for system in ["perlmutter -N 2", "lumi-g"] {
+        let text = run_line(&format!("map --system {system} --format srun")).ok();
+        assert!(!text.contains("--network"), "{system}: {text}");
+    }
+}
+
+#[test]
+fn one_rank_per_node_gets_all_cores_for_the_workers_of_torchrun() {
+    let plan = map_json("--system lumi-g -N 2 --ranks-per-node 1");
+    let rank = &plan.ranks()[0];
+    assert_eq!((rank.gpus.len(), rank.mask.as_str()), (8, "fefefefefefefefe"));
+    assert_eq!(rank.omp_num_threads, 7);
+    let plan = map_json("--system lumi-g -N 2 --ranks-per-node 1 --gpus-per-rank 1");
+    assert_eq!(plan.ranks()[0].mask, "fefe000000000000");
+}
+
 /// Computes a mask digit by digit from a list such as `0-3,8`.
 fn mask_of(list: &str) -> String {
     let mut digits = vec![0u32; 128];

@@ -37,7 +37,7 @@ pub fn run(args: &EnvArgs) -> Result<()> {
     let plan = JobPlan::new(&args.source, &args.job)?;
     let this_rank = plan.allocation.this_rank.map(|me| me.rank);
     if this_rank.is_none() && args.rank.is_none() {
-        check_rank_variables(|name| plan.env.get(name)?.parse().ok())?;
+        check_rank_variables(|name| env::foreign_value(&plan, name)?.parse().ok())?;
     }
     let rank = args.rank.or(this_rank).unwrap_or(0);
     let rendezvous = env::rendezvous(&args.rank_env, &plan, rank)?;

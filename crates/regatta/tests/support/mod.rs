@@ -132,6 +132,13 @@ pub fn from_json<T: serde::de::DeserializeOwned>(text: &str) -> T {
 }
 
 impl CommandOutput {
+    /// Nothing, or the command by which a failing `env` ends the script that evaluates it.
+    #[track_caller]
+    fn assert_no_result(&self) {
+        let stop = "case $- in *i*) false ;; *) exit 1 ;; esac;\n";
+        assert!(["", stop].contains(&self.out.as_str()), "{}", self.out);
+    }
+
     #[track_caller]
     pub fn assert_code(self, code: i32) -> Self {
         assert_eq!(self.code, Some(code), "{self:?}");
@@ -170,7 +177,7 @@ impl CommandOutput {
     #[track_caller]
     pub fn error_line(self) -> String {
         assert_eq!(self.code, Some(1), "{} {}", self.out, self.err);
-        assert_eq!(self.out, "");
+        self.assert_no_result();
         let error = self.err.strip_prefix("error: ").unwrap_or_else(|| panic!("{}", self.err));
         let error = error.strip_suffix('\n').unwrap();
         assert!(!error.contains('\n'), "more than one line: {error}");
@@ -187,7 +194,7 @@ impl CommandOutput {
     #[track_caller]
     pub fn assert_usage_error(self, parts: impl Parts) {
         assert_eq!(self.code, Some(2), "{} {}", self.out, self.err);
-        assert_eq!(self.out, "");
+        self.assert_no_result();
         assert_contains(self.err.lines().next().unwrap().strip_prefix("error: ").unwrap(), parts);
     }
 }

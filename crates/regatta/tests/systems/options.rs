@@ -40,7 +40,6 @@ fn launcher_options_have_one_line_per_node_layout() {
     let shown =
         |launcher: &str| run_line(&format!("map --system lumi-g -n 7 -N 2 --format {launcher}"));
     for (launcher, parts) in [
-        ("srun", ["--nodes=1 --ntasks=4 ", "--nodelist=node1", "--ntasks=3 ", "--nodelist=node2"]),
         ("pals", ["-n 4 --ppn 4 ", "--hosts node1", "-n 3 --ppn 3 ", "--hosts node2"]),
         ("mpich", ["-n 4 -ppn 4 ", "-hosts node1", "-n 3 -ppn 3 ", "-hosts node2"]),
         ("flux", ["-N 1 -n 4 ", "host:node1", "-N 1 -n 3 ", "host:node2"]),
