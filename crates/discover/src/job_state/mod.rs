@@ -85,8 +85,8 @@ fn clock_seconds(text: &str) -> Option<u64> {
         _ => return None,
     };
     let days = days.map_or(Some(0), |days| days.parse::<u64>().ok())?.checked_mul(86_400)?;
-    let parts = fields.iter().zip(units).map(|(field, unit)| field.checked_mul(*unit));
-    parts.fold(Some(days), |sum, part| sum?.checked_add(part?))
+    let mut parts = fields.iter().zip(units);
+    parts.try_fold(days, |sum, (field, unit)| sum.checked_add(field.checked_mul(*unit)?))
 }
 
 /// A text that says something, on one line.

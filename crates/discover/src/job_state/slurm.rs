@@ -96,7 +96,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// As Slurm 22.05 prints them.
+    /// In the form of Slurm 22.05.
     const SQUEUE: &str = "\
 12345|PENDING|0:00|1:00:00|Priority|train
 12346|RUNNING|1-02:03:04|2-00:00:00|None|gpt

@@ -355,7 +355,8 @@ mod tests {
             ("./a.out", "a"),
             ("regatta train gpt2", "regatta-train"),
             ("python -m torch", "python"),
-            ("/opt/.x", "regatta"),
+            ("/opt/.x", "x"),
+            ("./-x", "regatta"),
             ("ñ", "regatta"),
         ] {
             let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
