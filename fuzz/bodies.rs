@@ -39,7 +39,7 @@ pub enum Body {
 }
 
 /// The targets by name; each has a corpus folder of the same name.
-pub const TARGETS: [(&str, Body); 16] = [
+pub const TARGETS: [(&str, Body); 17] = [
     ("hostlist", Body::Text(host_list)),
     ("cpuset", Body::Text(cpuset)),
     ("hostfile", Body::Text(host_file)),
