@@ -345,3 +345,23 @@ fn caches(machine: &Machine, framework: Framework, cache: CacheDir<'_>) -> Vec<E
     }
     vars
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use regatta_model::NicKind;
+
+    #[test]
+    fn setting_that_names_no_interface_of_the_node_is_ignored() {
+        let nics = ["nmn0", "hsi0", "hsi1"].map(|name| Nic::new(name, NicKind::Slingshot));
+        let tioga = Machine { nics: nics.to_vec(), ..Machine::default() };
+        let ignored = |value| names_no_interface(&var("NCCL_SOCKET_IFNAME", value, ""), &tioga);
+        assert_eq!(
+            ["hsn", "hsi", "=hsn0,hsi1", "^docker"].map(ignored),
+            [true, false, false, false]
+        );
+        assert!(!names_no_interface(&var("NCCL_NET", "hsn", ""), &tioga));
+        let unknown = Machine::default();
+        assert!(!names_no_interface(&var("NCCL_SOCKET_IFNAME", "hsn", ""), &unknown));
+    }
+}

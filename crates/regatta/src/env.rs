@@ -37,7 +37,7 @@ pub fn job_env(plan: &JobPlan, args: &RankEnvArgs, rendezvous: &Rendezvous) -> R
     let own_devices = plan.job.visibility == GpuVisibility::Own;
     let is_device_list =
         |name: &str| name.ends_with("_VISIBLE_DEVICES") || name == "ZE_AFFINITY_MASK";
-    let is_common = |name: &str| !is_rank_specific(name) && !(own_devices && is_device_list(name));
+    let is_common = |name: &str| !(is_rank_specific(name) || own_devices && is_device_list(name));
     env_where(plan, args, rendezvous, 0, &is_common)
 }
 
@@ -232,26 +232,25 @@ pub fn cache_folder(plan: &JobPlan) -> CacheFolder {
 
 /// Master address and port of a job whose ranks this process starts.
 pub fn planned_rendezvous(args: &RankEnvArgs, plan: &JobPlan, rank: u32) -> Result<Rendezvous> {
-    choose_rendezvous(args, plan, rank, None)
+    choose_rendezvous(args, plan, rank, &|_| None)
 }
 
 /// Master address and port of a job, as `rank` determines them. Those that the user or another
 /// launcher has set are kept, because all ranks of the job have them.
 pub fn rendezvous(args: &RankEnvArgs, plan: &JobPlan, rank: u32) -> Result<Rendezvous> {
-    choose_rendezvous(args, plan, rank, Some(&|name| foreign_value(plan, name)))
+    choose_rendezvous(args, plan, rank, &|name| foreign_value(plan, name))
 }
 
 fn choose_rendezvous(
     args: &RankEnvArgs,
     plan: &JobPlan,
     rank: u32,
-    foreign: Option<&dyn Fn(&str) -> Option<String>>,
+    set: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Rendezvous> {
     let why = match plan.allocation.launcher {
         Some(Launcher::Torch) => TORCHRUN,
         _ => "already set, and kept",
     };
-    let set = |name: &str| foreign.and_then(|foreign| foreign(name));
     let (address, address_why) = match (&args.master_addr, set("MASTER_ADDR")) {
         (Some(address), _) => (address.clone(), "given by --master-addr".to_owned()),
         (None, Some(address)) => (check_address(plan, address)?, why.to_owned()),

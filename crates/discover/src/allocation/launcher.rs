@@ -198,6 +198,9 @@ fn contradiction(names: &str, detail: &str) -> AllocationError {
 /// The nodes of a job whose launcher names none: this host, and unnamed nodes for the other ranks.
 pub(crate) fn infer_nodes(rank: &LaunchedRank, host: &str) -> Result<Allocation> {
     let local_size = rank.local_size.unwrap_or(rank.size).max(1);
+    if let Some(nodes) = infer_uneven_nodes(rank, host) {
+        return Ok(Allocation::new(Scheduler::None, nodes));
+    }
     if !rank.size.is_multiple_of(local_size) {
         return Err(AllocationError::Missing {
             present: format!("{} with {local_size} ranks on this node", rank.names),
@@ -220,6 +223,27 @@ pub(crate) fn infer_nodes(rank: &LaunchedRank, host: &str) -> Result<Allocation>
     };
     let nodes = (0..count).map(node).collect();
     Ok(Allocation { distribution, ..Allocation::new(Scheduler::None, nodes) })
+}
+
+/// The nodes of a job with different numbers of ranks per node, in block distribution, whose launcher
+/// reports the index of this node: ranks before it are on as many nodes, those after it on nodes
+/// like this one. `None` for even numbers, and if the rank does not fit.
+fn infer_uneven_nodes(rank: &LaunchedRank, host: &str) -> Option<Vec<AllocatedNode>> {
+    let (local_size, this_node) = (rank.local_size.filter(|&n| n > 0)?, rank.node?);
+    let before = rank.rank.checked_sub(rank.local_rank)?;
+    let after = rank.size.checked_sub(before)?.checked_sub(local_size)?;
+    let even =
+        rank.size.is_multiple_of(local_size) && before == this_node.checked_mul(local_size)?;
+    if even || before < this_node || (before > 0 && this_node == 0) {
+        return None;
+    }
+    let unnamed = |ranks: u32, nodes: u32| {
+        let share = move |i| ranks / nodes + u32::from(i < ranks % nodes);
+        (0..nodes).map(move |i| AllocatedNode { host: UNKNOWN_HOST.into(), ranks: Some(share(i)) })
+    };
+    let this = AllocatedNode { host: host.to_owned(), ranks: Some(local_size) };
+    let nodes_after = after.div_ceil(local_size);
+    Some(unnamed(before, this_node).chain([this]).chain(unnamed(after, nodes_after)).collect())
 }
 
 /// Adds the rank to its allocation, and the launcher's counts if the scheduler has none.

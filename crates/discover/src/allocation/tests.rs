@@ -192,6 +192,15 @@ fn pals_rank_without_node_file_knows_itself() {
         // The port is derived from the job, as on the first node.
         assert!(a.job_id.unwrap().starts_with("1234567.aurora"));
     }
+    // 30 ranks, 12 per node: the last node has six.
+    let last = "PBS_JOBID=1.pbs PALS_RANKID=29 PALS_NODEID=2 PMI_SIZE=30 PALS_LOCAL_RANKID=5 \
+        PALS_LOCAL_SIZE=6";
+    let a = allocation("x3", last);
+    assert_eq!(rank_of(&a), (29, 30, 5, 6, Some(2)));
+    assert_eq!(ranks_per_node(&a), [12, 12, 6].map(Some));
+    let first = "PBS_JOBID=1.pbs PALS_RANKID=3 PALS_NODEID=0 PMI_SIZE=30 PALS_LOCAL_RANKID=3 \
+        PALS_LOCAL_SIZE=12";
+    assert_eq!(allocation("x1", first).nodes.len(), 3);
     let script = error("PBS_JOBID=1.pbs PBS_NODEFILE=/no/such/file");
     assert!(script.contains("No such file"), "the job script needs the node file: {script}");
 }

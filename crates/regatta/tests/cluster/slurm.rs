@@ -231,7 +231,7 @@ fn contradictory_variables(cluster: &TestCluster) {
         let args = ["--quiet", NODES, "-n2", "sh", "-c", &script];
         let output = run(&mut cluster.hosts.login("salloc", args)).unwrap();
         assert!(!output.status.success(), "{output:?}");
-        assert_eq!(output.stdout, "");
+        assert_contains(output.stdout, "exit 1");
         assert_contains(output.stderr, error);
     }
 }
