@@ -202,21 +202,30 @@ fn with_timer(scheduler: BatchScheduler, job: &BatchJob, command: &str) -> Strin
 
 /// Runs a command, and puts the job back into the queue if it saved before the time limit. The
 /// command runs beside the shell, which waits: with `exec`, nothing could look at its exit code.
+///
+/// A signal may arrive at any line: before the ranks' process is known, or before `wait`.
 fn requeue_after_limit(command: &str) -> String {
     format!(
         "
+stop_ranks() {{
+    signalled=1
+    [ -z \"$ranks\" ] || kill -TERM \"$ranks\"
+}}
 # The time limit is near: the ranks save and exit with code 75.
-trap 'limit=1 signalled=1; kill -TERM \"$ranks\"' USR1
+trap 'limit=1; stop_ranks' USR1
 # The job is cancelled.
-trap 'signalled=1; kill -TERM \"$ranks\"' TERM
+trap stop_ranks TERM
 {command} &
 ranks=$!
-# A signal interrupts `wait`.
-while :; do
+# A signal before this line found no ranks.
+[ -z \"$signalled\" ] || stop_ranks
+wait \"$ranks\"
+code=$?
+# A signal interrupts `wait`, whose code is then more than 128.
+while [ -n \"$signalled\" ] && [ \"$code\" -gt 128 ]; do
     signalled=
     wait \"$ranks\"
     code=$?
-    [ -n \"$signalled\" ] || break
 done
 # 75: the work is not finished. The job continues where it stopped when it starts again.
 if [ \"$code\" -eq 75 ] && [ -n \"$limit\" ]; then

@@ -27,19 +27,26 @@
 # Disables the NIC's rendezvous, so that FI_CXI_RDZV_PROTO=alt_read takes effect.
 #SBATCH --network=disable_rdzv_get
 
+stop_ranks() {
+    signalled=1
+    [ -z "$ranks" ] || kill -TERM "$ranks"
+}
 # The time limit is near: the ranks save and exit with code 75.
-trap 'limit=1 signalled=1; kill -TERM "$ranks"' USR1
+trap 'limit=1; stop_ranks' USR1
 # The job is cancelled.
-trap 'signalled=1; kill -TERM "$ranks"' TERM
+trap stop_ranks TERM
 regatta train --run-dir jobs/regatta-train/run \
     gpt2 data.source=books &
 ranks=$!
-# A signal interrupts `wait`.
-while :; do
+# A signal before this line found no ranks.
+[ -z "$signalled" ] || stop_ranks
+wait "$ranks"
+code=$?
+# A signal interrupts `wait`, whose code is then more than 128.
+while [ -n "$signalled" ] && [ "$code" -gt 128 ]; do
     signalled=
     wait "$ranks"
     code=$?
-    [ -n "$signalled" ] || break
 done
 # 75: the work is not finished. The job continues where it stopped when it starts again.
 if [ "$code" -eq 75 ] && [ -n "$limit" ]; then
