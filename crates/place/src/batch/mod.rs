@@ -230,6 +230,7 @@ fn gpu_vendor(job: &BatchJob, site: &Profile) -> Option<GpuVendor> {
 
 fn check(scheduler: BatchScheduler, job: &BatchJob, site: &Profile) -> Result<(), BatchError> {
     check_values(job)?;
+    check_profile(site)?;
     let missing = missing_options(scheduler, job, site);
     if !missing.is_empty() {
         return Err(BatchError::Missing { site: site_title(site).to_owned(), missing });
@@ -247,11 +248,11 @@ fn check(scheduler: BatchScheduler, job: &BatchJob, site: &Profile) -> Result<()
             fix: "remove --requeue and submit a second job with --after-any JOBID",
         });
     }
-    let is_directive = |line: &str| {
+    let is_flux_directive = |line: &str| {
         let tag = line.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
         tag.starts_with("flux:") || tag.starts_with("FLUX:")
     };
-    let hides_directive = |word: &&String| word.lines().skip(1).any(is_directive);
+    let hides_directive = |word: &&String| word.lines().skip(1).any(is_flux_directive);
     match job.command.iter().find(hides_directive) {
         Some(word) if scheduler == BatchScheduler::Flux => {
             Err(BatchError::ArgumentIsDirective(word.clone()))
@@ -298,8 +299,7 @@ fn check_values(job: &BatchJob) -> Result<(), BatchError> {
             "expected letters, digits and any of _ . - + , / @ =",
         );
     }
-    let is_line = |text: &String| !text.trim().is_empty() && !text.contains(char::is_control);
-    if let Some(directive) = job.directives.iter().find(|d| !is_line(d) || !d.starts_with('-')) {
+    if let Some(directive) = job.directives.iter().find(|d| !is_directive(d)) {
         let expected = "expected an option of the scheduler, as in --directive=--qos=debug";
         return bad("--directive", directive, expected);
     }
@@ -314,6 +314,35 @@ fn check_values(job: &BatchJob) -> Result<(), BatchError> {
     } else {
         Ok(())
     }
+}
+
+/// The profile may be a user's file.
+fn check_profile(site: &Profile) -> Result<(), BatchError> {
+    let batch = &site.batch;
+    let bad = |option, value: &str, expected| {
+        Err(BatchError::BadValue { option, value: value.to_owned(), expected })
+    };
+    let expected = "expected an option of the scheduler with a reason, each on one line";
+    let is_good = |d: &BatchDirective| is_directive(&d.option) && !d.why.contains(char::is_control);
+    if let Some(directive) = batch.directives.iter().find(|d| !is_good(d)) {
+        return bad("directives of the site profile", &directive.option, expected);
+    }
+    let words =
+        [("queue of the site profile", &batch.queue), ("chunk of the site profile", &batch.chunk)];
+    for (option, value) in words {
+        if let Some(value) = value.as_ref().filter(|value| !is_word(value)) {
+            return bad(option, value, "expected a single word");
+        }
+    }
+    match site_title(site).contains(char::is_control) {
+        true => bad("title of the site profile", site_title(site), "expected a single line"),
+        false => Ok(()),
+    }
+}
+
+/// Whether a text is an option of a scheduler on one line.
+fn is_directive(text: &str) -> bool {
+    text.starts_with('-') && !text.contains(char::is_control)
 }
 
 fn is_name(text: &str) -> bool {

@@ -94,6 +94,27 @@ fn values_that_would_break_a_directive_are_refused() {
 }
 
 #[test]
+fn lines_in_a_profile_cannot_become_commands() {
+    let directive = |option: &str, why: &str| BatchDirective {
+        option: option.to_owned(),
+        why: why.to_owned(),
+        when: Default::default(),
+    };
+    let site = |change: &dyn Fn(&mut Profile)| {
+        let mut site = site("lumi-g");
+        change(&mut site);
+        script(BatchScheduler::Slurm, &job("./train"), &site)
+    };
+    assert!(site(&|site| site.batch.directives = vec![directive("--a=b c", "Why.")]).is_ok());
+    for (option, why) in [("--a\nreboot", "Why."), ("--a", "Why.\nreboot"), ("reboot", "Why.")] {
+        assert!(site(&|site| site.batch.directives = vec![directive(option, why)]).is_err());
+    }
+    assert!(site(&|site| site.batch.queue = Some("a\nreboot".to_owned())).is_err());
+    assert!(site(&|site| site.batch.chunk = Some("a b".to_owned())).is_err());
+    assert!(site(&|site| site.title = "a\nreboot".to_owned()).is_err());
+}
+
+#[test]
 fn impossible_jobs_are_refused() {
     let short = BatchJob { time: Some("2m".parse().unwrap()), ..job("./train") };
     assert_error(
