@@ -40,6 +40,8 @@ pub(crate) fn configure(
     let public = ssh_dir.join("host.pub");
     let key = fs::read_to_string(&public).map_err(io("read", &public))?;
     let mut variables = variables.to_vec();
+    // A shell of a login would run the start-up files of this machine's user, which may take a minute.
+    variables.push(format!("HOME={}", ssh_dir.display()));
     if let Some(xml) = topology {
         // hwloc binds only if it believes that the file describes this machine.
         variables.push(format!("HWLOC_XMLFILE={}", xml.display()));
