@@ -71,6 +71,7 @@ fn dependencies(after: &[Dependency]) -> Vec<String> {
 
 const ACCOUNT: &str = "The project that is charged.";
 const NAME: &str = "The job's name in the queue.";
+const NODES: &str = "`regatta launch` starts one agent per node, which starts its ranks.";
 const TIME: &str = "Time limit.";
 const AFTER: &str = "Jobs to wait for.";
 const OUTPUT: &str = "Output of the ranks, merged; the output of each one is in the run folder.";
@@ -78,10 +79,7 @@ const OUTPUT: &str = "Output of the ranks, merged; the output of each one is in 
 fn slurm(job: &BatchJob, site: &Profile) -> Vec<Directive> {
     let mut list = vec![
         directive(format!("--job-name={}", job.name), NAME),
-        directive(
-            format!("--nodes={}", job.nodes),
-            "`regatta launch` starts one agent per node, which starts its ranks.",
-        ),
+        directive(format!("--nodes={}", job.nodes), NODES),
         directive(
             "--exclusive",
             "Whole nodes: ranks are bound to cores, GPUs and NICs of the whole node.",
@@ -163,10 +161,7 @@ fn pbs(job: &BatchJob, site: &Profile) -> Vec<Directive> {
 fn flux(job: &BatchJob, site: &Profile) -> Vec<Directive> {
     let mut list = vec![
         directive(format!("--job-name={}", job.name), NAME),
-        directive(
-            format!("--nodes={}", job.nodes),
-            "`regatta launch` starts one agent per node, which starts its ranks.",
-        ),
+        directive(format!("--nodes={}", job.nodes), NODES),
         directive(
             "--exclusive",
             "Whole nodes with all their GPUs: ranks are bound to cores, GPUs and NICs of the node.",

@@ -285,8 +285,8 @@ mod tests {
             host: "uan01".to_owned(),
             submitted,
             nodes: 2,
-            script: "/work/jobs/train/job.sh".into(),
-            folder: format!("/work/jobs/{name}").into(),
+            script: "/home/jobs/train/job.sh".into(),
+            folder: format!("/home/jobs/{name}").into(),
             run_dir: None,
             command: vec!["python".to_owned(), "train.py".to_owned()],
             ended: None,
@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(selected(&["12"]), ["train"]);
         assert_eq!(selected(&["12.server"]), ["train"]);
         assert_eq!(selected(&["eval"]), ["eval"]);
-        assert_eq!(selected(&["/work/jobs/eval", "12"]), ["train", "eval"]);
+        assert_eq!(selected(&["/home/jobs/eval", "12"]), ["train", "eval"]);
         let error = select(records.clone(), &["13".to_owned()]).unwrap_err().to_string();
         assert!(error.contains("\"13\""), "{error}");
     }
@@ -338,10 +338,10 @@ mod tests {
         let text = anstream::adapter::strip_str(&table(&jobs)).to_string();
         let expected = "\
 job  name  state    nodes  elapsed       limit  progress                run                 reason
-7    a     running      2  1:02:03  2-00:00:00  step 10/20, loss 1.5000  /work/jobs/a/run-1
-8    b     pending      2        -  2-00:00:00  -                        /work/jobs/b        Priority
-9    c     unknown      2  1:02:03  2-00:00:00  step 10/20, loss 1.5000  /work/jobs/c/run-1  sacct failed
-5    d     failed       2  1:02:03  2-00:00:00  step 10/20, loss 1.5000  /work/jobs/d/run-1  exit code 75
+7    a     running      2  1:02:03  2-00:00:00  step 10/20, loss 1.5000  /home/jobs/a/run-1
+8    b     pending      2        -  2-00:00:00  -                        /home/jobs/b        Priority
+9    c     unknown      2  1:02:03  2-00:00:00  step 10/20, loss 1.5000  /home/jobs/c/run-1  sacct failed
+5    d     failed       2  1:02:03  2-00:00:00  step 10/20, loss 1.5000  /home/jobs/d/run-1  exit code 75
 ";
         let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         assert_eq!(words(&text), words(expected), "{text}");
