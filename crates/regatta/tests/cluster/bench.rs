@@ -109,26 +109,37 @@ fn scan(bed: &TestCluster) {
     }
 }
 
+/// Attempts of a measurement that the other load of the machine may disturb.
+const ATTEMPTS: u32 = 10;
+
 /// The baseline check passes, and fails if a link has a quarter of its bandwidth. The tolerance lies
-/// far from both, because the other load of the machine changes the times, too.
+/// far from both, because the other load of the machine changes the times, too; where that is not
+/// enough, both are measured again.
 fn baseline(bed: &TestCluster) {
     let times = std::env::var("REGATTA_TEST_CASES").ok().and_then(|text| text.parse().ok());
+    for repetition in 0..times.unwrap_or(REPETITIONS) {
+        println!("repetition {repetition}");
+        let is_judged = (0..ATTEMPTS).any(|_| baseline_is_judged(bed));
+        assert!(is_judged, "a healthy link is a regression, or a slow one is none");
+    }
+}
+
+/// Whether a healthy link agrees with a baseline of the same link, and a slow one does not.
+fn baseline_is_judged(bed: &TestCluster) -> bool {
     // On two nodes, because with three the slow link may be hidden by another.
     let words = "all-reduce -b 1M -e 1M -n 4 -w 1 -c 0";
     bench(bed, 2, &format!("{words} -J before.json")).expect_success();
-    for repetition in 0..times.unwrap_or(REPETITIONS) {
-        println!("repetition {repetition}");
-        let checked = format!("{words} --baseline before.json --tolerance 100%");
-        let out = bench(bed, 2, &checked).expect_success();
-        assert_contains(out.stderr, "no regression against before.json: 2 values within 100%");
-
-        bed.hosts.throttle_pair("node1", "node2", QUARTER).unwrap();
-        let out = bench(bed, 2, &checked);
-        assert_eq!(out.status.code(), Some(1), "{out:?}");
-        let regression = "baseline before.json";
-        assert_contains(out.stderr, [regression, "all-reduce of 1 MiB (1048576 B)"]);
-        ["node1", "node2"].iter().for_each(|node| bed.hosts.throttle(node, FULL).unwrap());
-    }
+    let checked = format!("{words} --baseline before.json --tolerance 100%");
+    let healthy = bench(bed, 2, &checked);
+    bed.hosts.throttle_pair("node1", "node2", QUARTER).unwrap();
+    let slow = bench(bed, 2, &checked);
+    ["node1", "node2"].iter().for_each(|node| bed.hosts.throttle(node, FULL).unwrap());
+    println!("healthy link: {}\nslow link: {}", healthy.stderr, slow.stderr);
+    let regression = ["baseline before.json", "all-reduce of 1 MiB (1048576 B)"];
+    healthy.status.success()
+        && healthy.stderr.contains("no regression against before.json: 2 values within 100%")
+        && slow.status.code() == Some(1)
+        && regression.iter().all(|text| slow.stderr.contains(text))
 }
 
 /// Exactly the throttled node and the slow link are found.
