@@ -12,7 +12,7 @@ use anyhow::{Result, bail};
 const HELP: &str = "\
 cargo xtask test    install the packages that tests need (Debian or Ubuntu, as root), then check
                     formatting and lints, run all tests and build the documentation; usually
-                    25 minutes on two cores
+                    18 minutes on two cores
 cargo xtask fuzz    run every fuzz target for ten minutes (needs cargo-fuzz)
 cargo xtask bench   run the benchmarks and print their ratios
 cargo xtask dist [x86_64] [aarch64]

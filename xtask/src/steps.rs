@@ -33,7 +33,7 @@ pub fn lint() -> Result<()> {
 /// Runs all tests, also after a failure. With all packages installed, skipping a multi-host test is a
 /// failure.
 pub fn tests(complete: bool) -> Result<()> {
-    announce(4, "tests", "20 min");
+    announce(4, "tests", "15 min");
     let start = Instant::now();
     let required: &[(&str, &str)] =
         if complete { &[("REGATTA_REQUIRE_CLUSTER", "1")] } else { &[] };
