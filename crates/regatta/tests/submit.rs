@@ -165,7 +165,7 @@ fn submitted_job_is_recorded_and_listed() {
     assert_contains(&table, ["4711", "running", "0:01:00", "step 2/9, loss 2.2500"]);
     assert_contains(&table, "jobs/train/run-0");
 
-    // The controller has forgotten the job, the database has not; then nobody is asked any more.
+    // Only the accounting database still has the job; once its end is recorded, no scheduler command runs.
     std::fs::write(user.folder.join("queue"), "").unwrap();
     std::fs::write(user.folder.join("accounting"), "4711|FAILED|90|60|75:0|train\n").unwrap();
     let job = user.jobs()["jobs"][0].clone();

@@ -111,7 +111,8 @@ impl LinesPtr {
     /// Sixteen lines.
     ///
     /// # Safety
-    /// The lines must be borrowed mutably by whoever created this, and nothing else may access these.
+    /// The lines must be borrowed mutably for as long as this pointer exists, and no other thread may access the
+    /// block.
     #[inline(always)]
     unsafe fn block<'a>(self, at: usize) -> &'a mut [CacheLine] {
         assert!(at + WORDS <= self.len, "block at line {at} of {}", self.len);
