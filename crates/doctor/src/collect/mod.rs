@@ -1,0 +1,1 @@
+//! Collects the facts of the node that this process runs on.

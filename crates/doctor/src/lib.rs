@@ -1,0 +1,15 @@
+//! Whether the nodes of a job are fit to run it.
+//!
+//! [`collect`] gathers the [`NodeFacts`] of the node it runs on, [`peers`] tests the network between
+//! the nodes, and [`judge()`] decides over the facts of all nodes. Judgements do no I/O: recorded
+//! facts give the same diagnosis anywhere.
+
+pub mod collect;
+pub mod diagnosis;
+pub mod facts;
+pub mod judge;
+pub mod peers;
+
+pub use diagnosis::{Check, CheckResult, Diagnosis, Finding, Verdict};
+pub use facts::{JobFacts, NodeFacts};
+pub use judge::judge;

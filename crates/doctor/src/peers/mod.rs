@@ -1,0 +1,1 @@
+//! Tests the network between the nodes.
