@@ -3,6 +3,7 @@
 //! Thresholds are relative where possible: to the other nodes of the job, because most of them are
 //! healthy, and to the machine as its site describes it.
 
+mod blame;
 pub mod majority;
 mod network;
 mod nodes;

@@ -1,1 +1,65 @@
-//! Tests the network between the nodes.
+//! Tests the network between the nodes: reachability, round trips, clocks and bandwidth over TCP.
+//!
+//! The launcher sends every node the [`PeerTable`]. A node listens, connects to the nodes that
+//! [`schedule`] assigns to it, and answers those that connect to it. There is no rendezvous: a node
+//! that cannot be reached delays nobody but the nodes that test it.
+
+mod client;
+mod connect;
+mod networks;
+mod protocol;
+pub mod schedule;
+mod server;
+mod table;
+
+use std::time::{Duration, Instant};
+
+use regatta_wire::secret::{Secret, SecretError};
+
+use crate::facts::Peer;
+pub use networks::networks;
+pub use table::{PeerNode, PeerTable};
+
+/// Time limits of the test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerLimits {
+    /// Time for a connection, and for each answer.
+    pub answer: Duration,
+    /// Time for a node to start listening after another has started to connect.
+    pub start: Duration,
+    /// Time for the whole test.
+    pub total: Duration,
+}
+
+impl Default for PeerLimits {
+    fn default() -> Self {
+        let seconds = Duration::from_secs;
+        Self { answer: seconds(3), start: seconds(10), total: seconds(30) }
+    }
+}
+
+/// Why a node cannot take part in the test.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
+pub enum PeerTestError {
+    /// No port can be bound.
+    #[error("cannot listen on ports {ports:?}: {source}")]
+    Listen { ports: Vec<u16>, source: std::io::Error },
+    /// Invalid table.
+    #[error("{0}")]
+    Secret(#[from] SecretError),
+}
+
+/// Tests the connections of node `own`, and answers the others until all of them have ended their
+/// tests or the time is over.
+pub fn run(table: &PeerTable, own: usize, limits: PeerLimits) -> Result<Vec<Peer>, PeerTestError> {
+    let deadline = Instant::now() + limits.total;
+    let secret = Secret::from_hex(&table.token)?;
+    let server = server::Server::start(table, own, &secret, limits)?;
+    let peers = client::test_all(table, own, &secret, limits, deadline);
+    server.finish(deadline);
+    Ok(peers)
+}
+
+#[cfg(test)]
+mod tests;
