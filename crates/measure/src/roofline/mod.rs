@@ -10,6 +10,7 @@ pub mod disk;
 pub mod gather;
 pub mod gemm;
 mod gpu;
+pub mod node_rates;
 pub mod outliers;
 pub mod text;
 mod threads;

@@ -11,6 +11,8 @@ use std::sync::atomic::AtomicBool;
 
 use regatta_model::{RateUnit, RooflineKind, units};
 
+pub(super) use gpu::measure as measure_gpu;
+
 use super::timing::Samples;
 use super::{
     CaseProgress, Cases, Result, RooflineError, RooflineRow, TimingOptions, rank_threads,

@@ -119,6 +119,37 @@ impl<T: GemmElement> ThreadKernel for GemmTile<'_, T> {
     }
 }
 
+/// A whole product on one thread, with matrices of its own.
+pub(super) struct SquareGemm<T> {
+    size: usize,
+    left: Vec<T>,
+    right: Vec<T>,
+    result: Vec<T>,
+}
+
+impl<T> SquareGemm<T> {
+    pub(super) fn new(size: usize) -> Self {
+        Self { size, left: Vec::new(), right: Vec::new(), result: Vec::new() }
+    }
+}
+
+impl<T: GemmElement> ThreadKernel for SquareGemm<T> {
+    fn init(&mut self) {
+        self.left = matrix(self.size, 0);
+        self.right = matrix(self.size, self.size * self.size);
+        self.result = vec![T::ZERO; self.size * self.size];
+    }
+
+    fn run(&mut self) {
+        let (size, result) = (self.size, std::mem::take(&mut self.result));
+        let (rows, columns) = (0..size, 0..size);
+        let (left, right) = (&self.left[..], &self.right[..]);
+        let mut tile = GemmTile { size, rows, columns, left, right, result };
+        tile.run();
+        self.result = tile.result;
+    }
+}
+
 /// The tiles of a product, one per thread; empty tiles are omitted.
 fn tiles<'a, T: GemmElement>(
     size: usize,

@@ -33,7 +33,17 @@ impl GpuGemm {
 
     /// Measures all types and sizes.
     pub(super) fn measure(&self, cases: &mut Cases<'_>, settings: &GemmSettings) -> GpuResult {
-        for dtype in self.dtypes() {
+        self.measure_dtypes(cases, settings, &GemmType::ALL)
+    }
+
+    /// Measures those of the types that the GPU supports.
+    pub(super) fn measure_dtypes(
+        &self,
+        cases: &mut Cases<'_>,
+        settings: &GemmSettings,
+        dtypes: &[GemmType],
+    ) -> GpuResult {
+        for dtype in self.dtypes().filter(|dtype| dtypes.contains(dtype)) {
             for &size in &settings.gpu_sizes {
                 let what = format!("{} {size}", dtype.name());
                 cases.case(&what, |stop| {

@@ -10,6 +10,8 @@ use std::sync::atomic::AtomicBool;
 
 use regatta_model::{RateUnit, RooflineKind};
 
+use super::gpu::{GemmType, GpuResult, RooflineGpu};
+use super::threads::ThreadKernel;
 use super::timing::Samples;
 use super::{
     CaseProgress, Cases, Result, RooflineError, RooflineRow, TimingOptions, rank_threads,
@@ -76,6 +78,20 @@ pub fn measure(
         cases.device(done.map(Some));
     }
     Ok(cases.into_rows())
+}
+
+/// A product of square matrices on one thread.
+pub(super) fn square(rows: usize) -> impl ThreadKernel {
+    cpu::SquareGemm::<f32>::new(rows)
+}
+
+/// Measures bf16 products on a GPU, if it supports them.
+pub(super) fn measure_gpu_bf16(
+    device: RooflineGpu,
+    cases: &mut Cases<'_>,
+    settings: &GemmSettings,
+) -> GpuResult {
+    gpu::GpuGemm::open(device)?.measure_dtypes(cases, settings, &[GemmType::Bf16])
 }
 
 /// The row of products of `size` × `size` matrices.

@@ -1,0 +1,180 @@
+//! Short measurements of a node, to compare it with others: GEMM and copies on all cores and on
+//! each GPU, in about a second.
+//!
+//! Threads of the CPU test do not wait for each other, and their calls are shorter than a time
+//! slice. The best call of a thread is therefore undisturbed even on busy cores, while the mean shows
+//! what the node can sustain.
+
+use std::sync::atomic::AtomicBool;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use regatta_comm::gpu_runtime::Vendor;
+use regatta_model::RooflineKind;
+
+use super::gemm::{self, GemmSettings};
+use super::gpu::{GpuResult, RooflineGpu};
+use super::threads::ThreadKernel;
+use super::{Cases, Result, RooflineError, RooflineRow, TimingOptions, copy};
+
+/// Rows of the matrices of a CPU thread.
+const GEMM_ROWS: usize = 256;
+/// Bytes that a CPU thread copies per call: more than its share of the caches.
+const COPY_BYTES: usize = 8 << 20;
+/// Rows of the matrices on a GPU.
+const GPU_GEMM_ROWS: usize = 4096;
+/// Bytes of a copy on or to a GPU.
+const GPU_COPY_BYTES: usize = 256 << 20;
+
+/// A rate in FLOP/s or bytes per second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NodeRate {
+    /// What was measured.
+    pub test: NodeTest,
+    /// Index of the visible GPU; `None` for all cores.
+    pub gpu: Option<u32>,
+    /// Best repetition; of the cores the sum over the threads.
+    pub best: f64,
+    /// Mean, or median on GPUs.
+    pub sustained: f64,
+}
+
+/// What a [`NodeRate`] measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeTest {
+    /// Matrix products: f32 on the CPUs, bf16 on GPUs.
+    Gemm,
+    /// Copies within the memory of the CPUs or of a GPU.
+    Copy,
+    /// Copies from pinned host memory to a GPU.
+    HostToDevice,
+    /// Copies from a GPU to pinned host memory.
+    DeviceToHost,
+}
+
+/// Measures the cores with this many threads, each test for this time.
+pub fn cpus(threads: usize, time: Duration) -> Result<Vec<NodeRate>> {
+    let flops = 2.0 * (GEMM_ROWS as f64).powi(3);
+    let gemm = rate(NodeTest::Gemm, flops, threads, time, || gemm::square(GEMM_ROWS))?;
+    let copies = || Copy { from: Vec::new(), to: Vec::new() };
+    Ok(vec![gemm, rate(NodeTest::Copy, COPY_BYTES as f64, threads, time, copies)?])
+}
+
+struct Copy {
+    from: Vec<u8>,
+    to: Vec<u8>,
+}
+
+impl ThreadKernel for Copy {
+    fn init(&mut self) {
+        (self.from, self.to) = (vec![1; COPY_BYTES], vec![0; COPY_BYTES]);
+    }
+
+    fn run(&mut self) {
+        self.to.copy_from_slice(&self.from);
+        std::hint::black_box(&mut self.to);
+    }
+}
+
+/// Runs a kernel of `amount` operations on all threads, independently of each other.
+fn rate<K: ThreadKernel>(
+    test: NodeTest,
+    amount: f64,
+    threads: usize,
+    time: Duration,
+    kernel: impl Fn() -> K,
+) -> Result<NodeRate> {
+    let of_threads = thread::scope(|scope| {
+        let start = |_| {
+            let mut kernel = kernel();
+            let measure = move || repeat(&mut kernel, amount, time);
+            let started = thread::Builder::new().spawn_scoped(scope, measure);
+            started.map_err(|source| RooflineError::Threads { threads, source })
+        };
+        let started: Vec<_> = (0..threads.max(1)).map(start).collect::<Result<_>>()?;
+        // A thread that panics has no rate; the scope propagates the panic.
+        Ok(started.into_iter().filter_map(|thread| thread.join().ok()).collect::<Vec<_>>())
+    })?;
+    let sum = |of: fn(&(f64, f64)) -> f64| of_threads.iter().map(of).sum();
+    Ok(NodeRate { test, gpu: None, best: sum(|r| r.0), sustained: sum(|r| r.1) })
+}
+
+/// Best and mean rate of calls for this time.
+fn repeat(kernel: &mut impl ThreadKernel, amount: f64, time: Duration) -> (f64, f64) {
+    kernel.init();
+    kernel.run();
+    let (start, mut calls, mut best) = (Instant::now(), 0, f64::INFINITY);
+    while calls < 3 || start.elapsed() < time {
+        let call = Instant::now();
+        kernel.run();
+        best = best.min(call.elapsed().as_secs_f64());
+        calls += 1;
+    }
+    // The clock has a resolution of nanoseconds.
+    (amount / best.max(1e-9), f64::from(calls) * amount / start.elapsed().as_secs_f64().max(1e-9))
+}
+
+/// Measures the first `count` visible GPUs. A GPU that fails is noted.
+pub fn gpus(vendor: Vendor, count: u32) -> (Vec<NodeRate>, Vec<String>) {
+    let (mut rates, mut notes) = (Vec::new(), Vec::new());
+    for index in 0..count {
+        match gpu(vendor, index) {
+            Ok(measured) => rates.extend(measured),
+            Err(error) => notes.push(format!("GPU {index} was not measured: {error}")),
+        }
+    }
+    (rates, notes)
+}
+
+fn gpu(vendor: Vendor, index: u32) -> GpuResult<Vec<NodeRate>> {
+    let [repetition_time, case_time] = [10, 100].map(Duration::from_millis);
+    let timing = TimingOptions { max_repetitions: 10, repetition_time, case_time };
+    let stop = AtomicBool::new(false);
+    let mut report = |_: super::CaseProgress<'_>| ();
+    let mut cases = Cases::new(&stop, &mut report);
+    let device = RooflineGpu::open(vendor, index)?;
+    let settings =
+        copy::CopySettings { gpu_sizes: vec![GPU_COPY_BYTES], timing, ..Default::default() };
+    copy::measure_gpu(&device, &mut cases, &settings)?;
+    let settings = GemmSettings { gpu_sizes: vec![GPU_GEMM_ROWS], timing, ..Default::default() };
+    gemm::measure_gpu_bf16(device, &mut cases, &settings)?;
+    Ok(cases.into_rows().iter().filter_map(|row| gpu_rate(row, index)).collect())
+}
+
+fn gpu_rate(row: &RooflineRow, index: u32) -> Option<NodeRate> {
+    let test = match (row.kind, row.case.as_str()) {
+        (RooflineKind::Gemm, _) => NodeTest::Gemm,
+        (_, case) if case.starts_with("host to device") => NodeTest::HostToDevice,
+        (_, case) if case.starts_with("device to host") => NodeTest::DeviceToHost,
+        (_, case) if case.starts_with("device to device") => NodeTest::Copy,
+        _ => return None,
+    };
+    // Rows are in units of 1e9.
+    Some(NodeRate { test, gpu: Some(index), best: row.best * 1e9, sustained: row.median * 1e9 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores_have_rates_of_gemm_and_copy() {
+        let rates = cpus(2, Duration::from_millis(5)).unwrap();
+        let tests: Vec<NodeTest> = rates.iter().map(|rate| rate.test).collect();
+        assert_eq!(tests, [NodeTest::Gemm, NodeTest::Copy]);
+        for rate in rates {
+            assert!(rate.best >= rate.sustained && rate.sustained > 0.0, "{rate:?}");
+            assert!(rate.best.is_finite());
+        }
+    }
+
+    #[test]
+    fn a_missing_gpu_is_noted() {
+        let (rates, notes) = gpus(Vendor::Nvidia, 0);
+        assert!(rates.is_empty() && notes.is_empty());
+        if !std::path::Path::new("/dev/nvidiactl").exists() {
+            let (rates, notes) = gpus(Vendor::Nvidia, 1);
+            assert!(rates.is_empty() && notes[0].starts_with("GPU 0 was not measured: "));
+        }
+    }
+}
