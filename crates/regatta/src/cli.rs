@@ -345,12 +345,23 @@ pub struct LaunchArgs {
     /// Input of the ranks' channels, for commands that launch their own ranks
     #[arg(skip)]
     pub rank_input: Option<Arc<[u8]>>,
+    /// Working directory of ranks on other nodes, for commands that launch their own ranks
+    #[arg(skip)]
+    pub rank_dir: Option<PathBuf>,
+    /// Whether the ranks run without a secret of the job, because they test the nodes
+    #[arg(skip)]
+    pub secret_is_optional: bool,
     /// Whether the ranks save on a signal and then exit with code 75
     #[arg(skip)]
     pub saves_on_signal: bool,
 }
 
 impl LaunchArgs {
+    /// Whether the ranks are known to need the job's secret: they are of this program.
+    pub fn needs_secret(&self) -> bool {
+        self.rank_input.is_some() && !self.secret_is_optional
+    }
+
     /// Time between SIGTERM and SIGKILL after a failure.
     pub fn grace(&self) -> Duration {
         Duration::from_secs(self.grace.unwrap_or(DEFAULT_GRACE))

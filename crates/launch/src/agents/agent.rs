@@ -279,8 +279,7 @@ impl Agent<'_> {
         specs.iter_mut().for_each(|spec| spec.env.push(setting.clone()));
         if let Err(error) = &self.secret {
             let error = error.to_string();
-            // Only ranks that have a channel are known to need the secret.
-            if launch.input.is_some() {
+            if launch.needs_secret {
                 return self.fail_start(launch, &error);
             }
             self.warn(&error);

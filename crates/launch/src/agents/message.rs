@@ -107,6 +107,8 @@ pub struct NodeLaunch {
     pub cache_dir: String,
     /// Payload of the input frame of the ranks' channels; `None`: the ranks have no channels.
     pub input: Option<Vec<u8>>,
+    /// Whether the ranks fail without the job's secret. Only those of this program are known to.
+    pub needs_secret: bool,
     /// Whether to report progress.
     pub report_progress: bool,
     /// The ranks.

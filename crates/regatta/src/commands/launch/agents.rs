@@ -127,7 +127,10 @@ impl<'a> AgentTarget<'a> {
     fn node_launches(&self, plan: &LaunchPlan, attempt: u32) -> Result<Vec<(u32, NodeLaunch)>> {
         let environment = plan.environment();
         let common: Vec<EnvSetting> = environment.common.iter().map(|&v| setting(v)).collect();
-        let cwd = std::env::current_dir().context("current directory")?;
+        let cwd = match &self.args.rank_dir {
+            Some(dir) => dir.clone(),
+            None => std::env::current_dir().context("current directory")?,
+        };
         let rank_launch = |&rank: &u32| {
             let spec = &plan.ranks[rank as usize].spec;
             let own = environment.ranks.get(&rank).into_iter().flatten();
@@ -138,6 +141,8 @@ impl<'a> AgentTarget<'a> {
                 binding: spec.binding.clone(),
             }
         };
+        // All ranks have the same.
+        let input = plan.ranks.first().and_then(|rank| rank.spec.input.as_deref());
         let node_launch = |ranks: &[u32]| NodeLaunch {
             attempt,
             command: self.args.command.clone(),
@@ -146,7 +151,8 @@ impl<'a> AgentTarget<'a> {
             env_remove_prefixes: removed_prefixes(self.agents.launcher),
             common_env: common.clone(),
             cache_dir: plan.cache_dir.clone(),
-            input: self.args.rank_input.as_deref().map(<[u8]>::to_vec),
+            input: input.map(<[u8]>::to_vec),
+            needs_secret: self.args.needs_secret(),
             report_progress: self.args.hang_timeout.is_some(),
             ranks: ranks.iter().map(rank_launch).collect(),
         };
@@ -227,6 +233,11 @@ impl LaunchTarget for AgentTarget<'_> {
 
     fn hosts(&self) -> &[String] {
         &self.agents.hosts
+    }
+
+    fn excluded(&self) -> Vec<(String, String)> {
+        let excluded = self.agents.node_pool.excluded().iter();
+        excluded.map(|(node, why)| (self.agents.hosts[*node].clone(), why.clone())).collect()
     }
 
     fn shutdown(self: Box<Self>) {

@@ -14,6 +14,7 @@ use regatta_model::result::RunResult;
 use regatta_model::units::pluralize;
 
 use super::line_writer::{LineWriter, QueuedStreams};
+use super::rank_specs::LaunchPlan;
 use super::{Observer, report};
 use crate::cli::{FAINT, LaunchArgs};
 use crate::draw::text::format_ranges;
@@ -128,6 +129,27 @@ impl<'a> Console<'a> {
     /// Whether the observer prints the path of the run folder.
     pub fn prints_run_dir(&self) -> bool {
         self.observer.as_ref().is_some_and(|observer| observer.prints_run_dir())
+    }
+
+    /// Lets the observer set the input of the ranks.
+    pub fn prepare(
+        &mut self,
+        plan: &mut LaunchPlan,
+        excluded: Vec<(String, String)>,
+    ) -> Result<()> {
+        let Some(observer) = &mut self.observer else { return Ok(()) };
+        observer.on_excluded(excluded);
+        if let Some(input) = observer.rank_input(plan)? {
+            plan.set_input(&input);
+        }
+        Ok(())
+    }
+
+    /// Tells the observer which nodes were given up.
+    pub fn on_excluded(&mut self, excluded: Vec<(String, String)>) {
+        if let Some(observer) = &mut self.observer {
+            observer.on_excluded(excluded);
+        }
     }
 
     /// Sets the host of each rank.

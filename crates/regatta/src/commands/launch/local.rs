@@ -55,7 +55,7 @@ impl<'a> LocalTarget<'a> {
         if self.secret.is_none() {
             match SecretFile::write(&std::env::temp_dir(), &Secret::generate()?) {
                 Ok(file) => self.secret = Some(file),
-                Err(error) if self.args.rank_input.is_some() => return Err(error.into()),
+                Err(error) if self.args.needs_secret() => return Err(error.into()),
                 Err(error) => output::note(&error.to_string()),
             }
         }
@@ -115,6 +115,10 @@ impl LaunchTarget for LocalTarget<'_> {
 
     fn hosts(&self) -> &[String] {
         &self.hosts
+    }
+
+    fn excluded(&self) -> Vec<(String, String)> {
+        Vec::new()
     }
 
     fn shutdown(self: Box<Self>) {}

@@ -11,6 +11,7 @@ mod start_agents;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Result, bail};
@@ -58,6 +59,9 @@ trait LaunchTarget {
     /// Host names of the nodes.
     fn hosts(&self) -> &[String];
 
+    /// Host names of the nodes that were given up, with the reasons.
+    fn excluded(&self) -> Vec<(String, String)>;
+
     /// Shuts down after the last attempt.
     fn shutdown(self: Box<Self>);
 }
@@ -84,6 +88,15 @@ pub trait RankObserver {
 
     /// The observer's own text for the standard streams; `None`: it has none.
     fn output(&self) -> Option<QueuedStreams>;
+
+    /// The input of the ranks for this plan; `None`: that of the options.
+    fn rank_input(&mut self, _: &LaunchPlan) -> Result<Option<Arc<[u8]>>> {
+        Ok(None)
+    }
+
+    /// Called before each attempt and after the last with the nodes that were given up, and the
+    /// reasons.
+    fn on_excluded(&mut self, _: Vec<(String, String)>) {}
 }
 
 /// The observer of a command that launches its own ranks.
@@ -189,14 +202,15 @@ fn supervise(
     discovery: Discovery,
     id: &str,
     folder: &mut RunFolder,
-    console: Console<'_>,
+    mut console: Console<'_>,
 ) -> Result<ExitCode> {
     let mut signals = SignalCatcher::new()?;
     let mut target: Box<dyn LaunchTarget> = match discovery.needs_agents() {
         true => Box::new(agents::AgentTarget::connect(args, discovery, id, folder, &mut signals)?),
         false => Box::new(local::LocalTarget::new(args, discovery, id, Some(folder.logs()))),
     };
-    let code = run_attempts(args, target.as_mut(), folder, &mut signals, console);
+    let code = run_attempts(args, target.as_mut(), folder, &mut signals, &mut console);
+    console.on_excluded(target.excluded());
     target.shutdown();
     code
 }
@@ -217,7 +231,7 @@ fn run_attempts(
     target: &mut dyn LaunchTarget,
     folder: &mut RunFolder,
     signals: &mut SignalCatcher,
-    mut console: Console<'_>,
+    console: &mut Console<'_>,
 ) -> Result<ExitCode> {
     let mut attempt = 0;
     let mut is_incomplete = false;
@@ -229,6 +243,7 @@ fn run_attempts(
             warnings.filter(|warning| warning.code == NO_SYSFS).for_each(output::warn);
         }
         plan.set_run_dir(folder.path());
+        console.prepare(&mut plan, target.excluded())?;
         let mut net_check = NetCheck::prepare(args, &mut plan, folder, attempt)?;
         report::write_plan(folder, &plan)?;
         console.set_hosts(&plan.hosts());
@@ -247,7 +262,7 @@ fn run_attempts(
             report::print_start(&plan, folder);
         }
         let mut workers = CheckedWorkers { workers, check: net_check.as_mut() };
-        let mut outcome = job::run(&job, &mut workers, folder, signals, &mut console);
+        let mut outcome = job::run(&job, &mut workers, folder, signals, console);
         is_incomplete |= console.report_losses(folder.path());
         let withheld = console.take_withheld();
         report::print_result(&outcome.result, folder, console.prints_run_dir(), &withheld);
@@ -358,6 +373,10 @@ mod tests {
 
         fn hosts(&self) -> &[String] {
             &[]
+        }
+
+        fn excluded(&self) -> Vec<(String, String)> {
+            Vec::new()
         }
 
         fn shutdown(self: Box<Self>) {}

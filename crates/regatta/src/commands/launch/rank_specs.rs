@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use regatta_launch::cpu_binding::Binding;
@@ -101,6 +102,11 @@ impl LaunchPlan {
         for rank in &mut self.ranks {
             rank.add_variable(variable.clone());
         }
+    }
+
+    /// Sets the input of all ranks.
+    pub fn set_input(&mut self, input: &Arc<[u8]>) {
+        self.ranks.iter_mut().for_each(|rank| rank.spec.input = Some(Arc::clone(input)));
     }
 
     /// Splits the environment into common and per-rank variables.

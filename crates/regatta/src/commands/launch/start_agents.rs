@@ -296,11 +296,6 @@ fn replace_missing(agents: &mut ConnectedAgents, limit: Duration) -> Result<()> 
     if missing.is_empty() {
         return Ok(());
     }
-    let decision = node_pool.on_missing(&missing, "its agent never connected");
-    let PoolUpdate::GiveUp(_) = decision else {
-        report::print_restart_decision(&decision, hosts);
-        return Ok(());
-    };
     // One launcher may serve many hosts.
     let mut seen = HashSet::new();
     let output = missing.iter().flat_map(|&n| launcher_handle.output_tail(n));
@@ -312,6 +307,11 @@ fn replace_missing(agents: &mut ConnectedAgents, limit: Duration) -> Result<()> 
             limit.as_secs()
         ),
         false => format!("{launcher} reported: {}", output.join(" | ")),
+    };
+    let decision = node_pool.on_missing(&missing, &format!("its agent did not connect: {cause}"));
+    let PoolUpdate::GiveUp(_) = decision else {
+        report::print_restart_decision(&decision, hosts);
+        return Ok(());
     };
     let is_ssh = *launcher == AgentLauncher::Ssh;
     let hint = if is_ssh { "; check that `ssh HOST true` works without a prompt" } else { "" };
