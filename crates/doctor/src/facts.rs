@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+pub use regatta_discover::gpu_health::{GpuHealth, GpuProcess};
 use regatta_model::{Document, Machine, Scheduler};
 use serde::{Deserialize, Serialize};
 
@@ -64,64 +65,6 @@ pub struct NodeFacts {
     pub peers: Vec<Peer>,
     /// Facts that could not be collected, with the reason.
     pub notes: Vec<String>,
-}
-
-/// Health of a GPU.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct GpuHealth {
-    /// Index in [`Machine::gpus`].
-    pub index: u32,
-    /// Whether ECC is enabled.
-    pub ecc_enabled: Option<bool>,
-    /// Uncorrectable memory errors since the driver was loaded.
-    pub uncorrectable_errors: Option<u64>,
-    /// Uncorrectable memory errors in the lifetime of the GPU.
-    pub lifetime_uncorrectable_errors: Option<u64>,
-    /// Memory rows remapped after uncorrectable errors.
-    pub remapped_rows: Option<u32>,
-    /// Whether a remapping waits for a reset of the GPU.
-    pub remap_pending: Option<bool>,
-    /// Whether a remapping failed: the spare rows are used up.
-    pub remap_failed: Option<bool>,
-    /// Reasons for reduced clocks that indicate a fault: `hw-slowdown`, `hw-thermal-slowdown`,
-    /// `hw-power-brake`, `sw-thermal-slowdown`. A power cap under load or idle clocks are none.
-    pub throttle_reasons: Vec<String>,
-    /// Temperature in °C.
-    pub temperature: Option<u32>,
-    /// Enforced power limit in W.
-    pub power_limit: Option<u32>,
-    /// Default power limit in W.
-    pub default_power_limit: Option<u32>,
-    /// Locked or application clock of the cores in MHz, if set below the maximum.
-    pub max_clock: Option<u32>,
-    /// PCIe generation of the link now and at most. Idle GPUs may reduce it.
-    pub pcie_generation: Option<(u32, u32)>,
-    /// PCIe lanes now and at most.
-    pub pcie_width: Option<(u32, u32)>,
-    /// Active NVLink or Infinity Fabric links.
-    pub active_links: Option<u32>,
-    /// Used memory in bytes, before this process used the GPU.
-    pub memory_used: Option<u64>,
-    /// Compute mode: `default`, `exclusive-process`, `prohibited`.
-    pub compute_mode: Option<String>,
-    /// Processes on the GPU.
-    pub processes: Vec<GpuProcess>,
-    /// Why the driver does not report the GPU: `GPU is lost`.
-    pub error: Option<String>,
-}
-
-/// A process on a GPU.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct GpuProcess {
-    /// Process ID.
-    pub pid: u32,
-    /// Its command, if it is visible.
-    pub command: Option<String>,
-    /// Its user, if it is visible.
-    pub uid: Option<u32>,
-    /// Memory in bytes.
-    pub memory: Option<u64>,
 }
 
 /// Counters and settings of a NIC.

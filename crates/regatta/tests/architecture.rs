@@ -6,12 +6,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// All library crates that the binary may use.
-const LIBRARIES: &str = "model discover place wire launch comm measure observe predict device kernels-cpu kernels-cuda train";
+const LIBRARIES: &str = "model discover doctor place wire launch comm measure observe predict device kernels-cpu kernels-cuda train";
 
 /// The crates of this workspace that each crate may depend on, outside of tests.
-const ALLOWED_DEPENDENCIES: [(&str, &str); 18] = [
+const ALLOWED_DEPENDENCIES: [(&str, &str); 19] = [
     ("crates/model", ""),
     ("crates/discover", "model"),
+    ("crates/doctor", "model discover"),
     ("crates/place", "model"),
     ("crates/wire", ""),
     ("crates/launch", "model discover place wire"),
@@ -28,7 +29,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &str); 18] = [
     ("crates/regatta", LIBRARIES),
     (
         "bench",
-        "model discover place wire launch comm observe predict device kernels-cpu kernels-cuda train testbed",
+        "model discover doctor place wire launch comm observe predict device kernels-cpu kernels-cuda train testbed",
     ),
     ("xtask", ""),
 ];
@@ -185,6 +186,11 @@ fn matching_and_schedules_do_no_io() {
 }
 
 #[test]
+fn judgements_of_doctor_do_no_io() {
+    assert_no_io("crates/doctor", &["facts.rs", "diagnosis.rs", "judge/", "simulated.rs"]);
+}
+
+#[test]
 fn deterministic_parts_of_train_do_no_io() {
     assert_no_io("crates/train", &DETERMINISTIC);
 }
@@ -202,8 +208,14 @@ fn discover_reads_files_through_sysroot() {
 }
 
 /// Crates that neither print nor run a shell.
-const QUIET: [&str; 5] =
-    ["crates/model", "crates/discover", "crates/place", "crates/launch", "crates/train"];
+const QUIET: [&str; 6] = [
+    "crates/model",
+    "crates/discover",
+    "crates/doctor",
+    "crates/place",
+    "crates/launch",
+    "crates/train",
+];
 
 #[test]
 fn only_the_binary_prints() {
