@@ -47,6 +47,8 @@ pub struct NodeFacts {
     pub machine: Machine,
     /// Health of the GPUs of [`Machine::gpus`], as far as their driver reports it.
     pub gpus: Vec<GpuHealth>,
+    /// What allows or prevents peer-to-peer access between the GPUs.
+    pub peer_to_peer: PeerToPeer,
     /// Counters and settings of the NICs of [`Machine::nics`].
     pub nics: Vec<NicHealth>,
     /// File systems that jobs write to.
@@ -67,6 +69,19 @@ pub struct NodeFacts {
     pub notes: Vec<String>,
 }
 
+/// What allows or prevents peer-to-peer access between the GPUs of a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PeerToPeer {
+    /// GPUs of the node, with those that a device cgroup hides from this process.
+    pub gpus_on_node: Option<u32>,
+    /// The variable and value by which each task gets its own GPUs: `SLURM_GPUS_PER_TASK`, `1`.
+    pub gpu_binding: Option<(String, String)>,
+    /// Type of the IOMMU group of the first GPU: `identity` translates no addresses, `DMA` and
+    /// `DMA-FQ` do.
+    pub iommu: Option<String>,
+}
+
 /// Counters and settings of a NIC.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -75,8 +90,6 @@ pub struct NicHealth {
     pub name: String,
     /// Maximum transmission unit in bytes.
     pub mtu: Option<u32>,
-    /// Highest speed that the port supports, in Mbit/s.
-    pub max_speed_mbit: Option<u64>,
     /// PCIe link speed of the NIC now and at most, in GT/s.
     pub pcie_speed: Option<(f64, f64)>,
     /// PCIe lanes now and at most.
@@ -169,8 +182,26 @@ pub struct DeviceFile {
     pub name: String,
     /// What needs it.
     pub needed_by: String,
+    /// Whether this node needs it.
+    #[serde(default)]
+    pub need: DeviceNeed,
     /// Its state.
     pub state: DeviceState,
+}
+
+/// Whether a node needs a device file or kernel module.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeviceNeed {
+    /// Its GPUs or NICs cannot be used without.
+    #[default]
+    Required,
+    /// Communication is faster with it. Only listed if it exists.
+    Optional,
+    /// No GPU or NIC of this node needs it. Only listed if it exists, to compare nodes.
+    Unused,
 }
 
 /// State of a device file or kernel module.
@@ -193,11 +224,11 @@ pub struct NetPlugin {
     pub path: String,
     /// Digest of the file, to compare nodes.
     pub digest: Option<String>,
-    /// Versions of the net interface that it exports (`ncclNet_v8`), ascending.
+    /// Versions of the net interface that it exports (`ncclNetPlugin_v8`), ascending.
     pub net_versions: Vec<u32>,
     /// Versions of the collnet interface.
     pub collnet_versions: Vec<u32>,
-    /// Whether it also exports a tuner or profiler.
+    /// Other interfaces that it exports: `tuner v3`, `profiler v4`.
     pub other_interfaces: Vec<String>,
     /// Why it cannot be loaded: `libfabric.so.1: cannot open shared object file`.
     pub load_error: Option<String>,
@@ -208,8 +239,17 @@ pub struct NetPlugin {
 #[serde(rename_all = "kebab-case")]
 #[allow(missing_docs, reason = "the variants explain the fields")]
 pub enum Leftover {
-    /// A process of this user outside of the job.
-    Process { pid: u32, command: String, seconds: u64 },
+    /// A process of this user outside of the job: its age, the share of a CPU that it used, and the
+    /// devices and shared memory that it holds (`gpu`, `rdma`, `shared-memory`).
+    Process {
+        pid: u32,
+        command: String,
+        seconds: u64,
+        #[serde(default)]
+        cpu_percent: u32,
+        #[serde(default)]
+        holds: Vec<String>,
+    },
     /// A file in `/dev/shm` that no process has open.
     SharedMemory { path: String, bytes: u64 },
     /// A System V segment without attached processes.

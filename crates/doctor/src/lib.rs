@@ -9,6 +9,8 @@ pub mod diagnosis;
 pub mod facts;
 pub mod judge;
 pub mod peers;
+#[cfg(test)]
+mod testing;
 
 pub use diagnosis::{Check, CheckResult, Diagnosis, Finding, Verdict};
 pub use facts::{JobFacts, NodeFacts};

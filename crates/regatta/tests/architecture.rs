@@ -12,7 +12,7 @@ const LIBRARIES: &str = "model discover doctor place wire launch comm measure ob
 const ALLOWED_DEPENDENCIES: [(&str, &str); 19] = [
     ("crates/model", ""),
     ("crates/discover", "model"),
-    ("crates/doctor", "model discover"),
+    ("crates/doctor", "model discover wire"),
     ("crates/place", "model"),
     ("crates/wire", ""),
     ("crates/launch", "model discover place wire"),

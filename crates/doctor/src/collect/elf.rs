@@ -1,0 +1,178 @@
+//! Exported symbols of a shared library, from its file: loading it would run its code.
+
+/// Why the symbols of a file cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ElfError {
+    /// Another file type.
+    #[error("not an ELF file")]
+    NotElf,
+    /// A 32-bit or big-endian library.
+    #[error("not a 64-bit little-endian ELF file")]
+    OtherClass,
+    /// A table lies outside of the file.
+    #[error("truncated or damaged ELF file")]
+    Damaged,
+    /// Without dynamic symbols.
+    #[error("the ELF file has no dynamic symbol table")]
+    NoSymbols,
+}
+
+/// Type of the section with dynamic symbols.
+const SHT_DYNSYM: u32 = 11;
+const SECTION_HEADER_LEN: u64 = 64;
+const SYMBOL_LEN: u64 = 24;
+
+/// The names of all symbols that a 64-bit shared library defines and exports. Names that are not
+/// UTF-8 are left out.
+pub fn exported_symbols(file: &[u8]) -> Result<Vec<&str>, ElfError> {
+    let elf = Elf(file);
+    if file.get(..4) != Some(b"\x7fELF") {
+        return Err(ElfError::NotElf);
+    }
+    if file.get(4..6) != Some(&[2, 1]) {
+        return Err(ElfError::OtherClass);
+    }
+    let (table, count) = (elf.u64(0x28)?, elf.u16(0x3c)?);
+    let header = |index: u64| elf.section(table, index);
+    for index in 0..u64::from(count) {
+        let section = header(index)?;
+        if section.kind == SHT_DYNSYM {
+            let strings = header(u64::from(section.link))?;
+            return elf.names(&section, elf.bytes(strings.offset, strings.size)?);
+        }
+    }
+    Err(ElfError::NoSymbols)
+}
+
+struct Section {
+    kind: u32,
+    link: u32,
+    offset: u64,
+    size: u64,
+}
+
+struct Elf<'a>(&'a [u8]);
+
+impl<'a> Elf<'a> {
+    fn bytes(&self, offset: u64, len: u64) -> Result<&'a [u8], ElfError> {
+        let range = || {
+            let end = offset.checked_add(len)?;
+            self.0.get(usize::try_from(offset).ok()?..usize::try_from(end).ok()?)
+        };
+        range().ok_or(ElfError::Damaged)
+    }
+
+    fn array<const N: usize>(&self, offset: u64) -> Result<[u8; N], ElfError> {
+        self.bytes(offset, N as u64)?.try_into().map_err(|_| ElfError::Damaged)
+    }
+
+    fn u16(&self, offset: u64) -> Result<u16, ElfError> {
+        self.array(offset).map(u16::from_le_bytes)
+    }
+
+    fn u32(&self, offset: u64) -> Result<u32, ElfError> {
+        self.array(offset).map(u32::from_le_bytes)
+    }
+
+    fn u64(&self, offset: u64) -> Result<u64, ElfError> {
+        self.array(offset).map(u64::from_le_bytes)
+    }
+
+    fn section(&self, table: u64, index: u64) -> Result<Section, ElfError> {
+        let at = index.checked_mul(SECTION_HEADER_LEN).and_then(|o| table.checked_add(o));
+        let at = at.ok_or(ElfError::Damaged)?;
+        // The whole header is in the file, so that offsets below do not overflow.
+        self.bytes(at, SECTION_HEADER_LEN)?;
+        Ok(Section {
+            kind: self.u32(at + 4)?,
+            link: self.u32(at + 0x28)?,
+            offset: self.u64(at + 0x18)?,
+            size: self.u64(at + 0x20)?,
+        })
+    }
+
+    fn names(&self, symbols: &Section, strings: &'a [u8]) -> Result<Vec<&'a str>, ElfError> {
+        let symbols = self.bytes(symbols.offset, symbols.size)?;
+        let name = |symbol: &[u8]| {
+            let (name, section) = (symbol.first_chunk::<4>()?, symbol.get(6..8)?);
+            // Section 0: the symbol is needed, not defined.
+            if section == [0, 0] {
+                return None;
+            }
+            let text = strings.get(u32::from_le_bytes(*name) as usize..)?;
+            let len = text.iter().position(|byte| *byte == 0)?;
+            std::str::from_utf8(text.get(..len)?).ok().filter(|name| !name.is_empty())
+        };
+        Ok(symbols.chunks_exact(SYMBOL_LEN as usize).filter_map(name).collect())
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A shared library with these symbols; `false`: undefined.
+    pub(crate) fn library(symbols: &[(&str, bool)]) -> Vec<u8> {
+        let mut strings = vec![0u8];
+        let mut table = Vec::new();
+        for (name, defined) in symbols {
+            table.extend((strings.len() as u32).to_le_bytes());
+            table.extend([0x11, 0, u8::from(*defined), 0]);
+            table.extend([0; 16]);
+            strings.extend(name.as_bytes());
+            strings.push(0);
+        }
+        let mut file = b"\x7fELF\x02\x01\x01".to_vec();
+        file.resize(64, 0);
+        file.extend(&table);
+        file.extend(&strings);
+        let sections = file.len() as u64;
+        let header = |kind: u32, link: u32, offset: u64, size: usize| {
+            let mut bytes = vec![0u8; 64];
+            bytes[4..8].copy_from_slice(&kind.to_le_bytes());
+            bytes[0x18..0x20].copy_from_slice(&offset.to_le_bytes());
+            bytes[0x20..0x28].copy_from_slice(&(size as u64).to_le_bytes());
+            bytes[0x28..0x2c].copy_from_slice(&link.to_le_bytes());
+            bytes
+        };
+        file.extend(header(0, 0, 0, 0));
+        file.extend(header(SHT_DYNSYM, 2, 64, table.len()));
+        file.extend(header(3, 0, 64 + table.len() as u64, strings.len()));
+        file[0x28..0x30].copy_from_slice(&sections.to_le_bytes());
+        file[0x3c] = 3;
+        file
+    }
+
+    #[test]
+    fn defined_symbols_are_listed() {
+        let file = library(&[("ncclNetPlugin_v8", true), ("fi_getinfo", false), ("b", true)]);
+        assert_eq!(exported_symbols(&file).unwrap(), ["ncclNetPlugin_v8", "b"]);
+    }
+
+    #[test]
+    fn other_files_are_errors() {
+        assert_eq!(exported_symbols(b"#!/bin/sh\n"), Err(ElfError::NotElf));
+        assert_eq!(exported_symbols(b""), Err(ElfError::NotElf));
+        assert_eq!(exported_symbols(b"\x7fELF\x01\x01"), Err(ElfError::OtherClass));
+        let file = library(&[("a", true)]);
+        assert_eq!(exported_symbols(&file[..file.len() - 1]), Err(ElfError::Damaged));
+    }
+
+    proptest! {
+        #[test]
+        fn damaged_files_never_panic(
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..20),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let mut file = library(&[("ncclNetPlugin_v8", true), ("ncclNetPlugin_v9", true)]);
+            for (index, value) in changes {
+                let at = index.index(file.len());
+                file[at] = value;
+            }
+            file.truncate(cut.index(file.len() + 1));
+            let _ = exported_symbols(&file);
+        }
+    }
+}
