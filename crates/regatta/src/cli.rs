@@ -18,6 +18,7 @@ use regatta_place::launcher_options::LauncherSyntax;
 use crate::commands::bench::BenchArgs;
 use crate::commands::checkpoint::CheckpointArgs;
 use crate::commands::data::{self, DataArgs};
+use crate::commands::doctor::{self, DoctorArgs};
 use crate::commands::eval::{self, EvalArgs};
 use crate::commands::generate::{self, GenerateArgs};
 use crate::commands::jobs::{self, JobsArgs};
@@ -95,6 +96,9 @@ pub enum Command {
     /// Benchmark collectives like nccl-tests on CPUs or GPUs; compare and plot results
     #[command(after_long_help = BENCH_EXAMPLES)]
     Bench(Box<BenchArgs>),
+    /// Check that the nodes of the job, or this machine, are fit to run it; name the bad ones
+    #[command(after_long_help = doctor::EXAMPLES)]
+    Doctor(Box<DoctorArgs>),
     /// Show which network NCCL or RCCL used, from the logs of a job
     #[command(after_long_help = net_log::EXAMPLES)]
     NetLog(NetLogArgs),
@@ -181,6 +185,8 @@ Examples:
                                                 restart on failure; replace lost nodes by spares
   salloc -N 16 regatta launch --require-net cxi/GDRDMA python train.py
                                                 end at once if NCCL falls back to TCP
+  salloc -N 18 regatta launch --preflight --spares 2 python train.py
+                                                check the nodes first, and replace bad ones
   srun $(regatta map -N 2 --format srun) regatta launch python train.py
                                                 one process per task: each becomes its rank";
 
@@ -310,6 +316,10 @@ pub struct LaunchArgs {
     /// RDMA
     #[arg(long, value_name = "NAME", value_parser = net_log::requirement, help_heading = "Network")]
     pub require_net: Option<Requirement>,
+    /// Check all nodes first, like `regatta doctor`: bad nodes are replaced by spares, and nothing is
+    /// started without enough good ones
+    #[arg(long, help_heading = "Nodes")]
+    pub preflight: bool,
     /// Launcher that starts one agent per node [default: the scheduler's own, else ssh]
     #[arg(long, value_parser = one_of(&AGENT_LAUNCHERS), value_name = "LAUNCHER", help_heading = "Nodes")]
     pub launcher: Option<AgentLauncher>,
@@ -401,7 +411,8 @@ pub struct AgentArgs {
     pub node: Option<u32>,
 }
 
-const AGENT_LAUNCHERS: [NamedValue<AgentLauncher>; 6] = [
+/// Names of the agent launchers.
+pub const AGENT_LAUNCHERS: [NamedValue<AgentLauncher>; 6] = [
     ("srun", AgentLauncher::Srun, "Slurm's srun, as one step"),
     ("pals", AgentLauncher::Pals, "HPE's PALS mpiexec"),
     ("hydra", AgentLauncher::Hydra, "MPICH's or Intel MPI's mpiexec"),

@@ -56,10 +56,11 @@ fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Map(args) => commands::map::run(&args),
         Command::Env(args) => commands::env::run(&args).map(success),
-        Command::Launch(args) => commands::launch::run(&args),
+        Command::Launch(mut args) => commands::launch::run(&mut args),
         Command::Submit(args) => commands::submit::run(&args).map(success),
         Command::Jobs(args) => commands::jobs::run(&args).map(success),
         Command::Bench(args) => commands::bench::run(*args),
+        Command::Doctor(args) => commands::doctor::run(&args),
         Command::NetLog(args) => commands::net_log::run(&args),
         Command::Train(args) => commands::train::run(&args),
         Command::Generate(args) => commands::generate::run(&args).map(success),

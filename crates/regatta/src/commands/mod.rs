@@ -3,9 +3,11 @@
 pub mod agent;
 pub mod bench;
 pub mod checkpoint;
+mod child_process;
 pub mod completions;
 mod compute_device;
 pub mod data;
+pub mod doctor;
 pub mod env;
 pub mod eval;
 pub mod generate;

@@ -11,6 +11,7 @@ use regatta_train::training::TrainError;
 use serde::{Deserialize, Serialize};
 
 use super::bench::{self, args::BenchCommand};
+use super::doctor::rank::{self as doctor_rank, DoctorTask};
 use super::train::{self, TrainTask};
 
 /// What a rank is to do.
@@ -29,6 +30,8 @@ pub struct RankRequest {
 pub enum RankTask {
     /// `regatta bench`.
     Bench(Box<BenchCommand>),
+    /// `regatta doctor`.
+    Doctor(Box<DoctorTask>),
     /// `regatta train`.
     Train(TrainTask),
 }
@@ -60,14 +63,15 @@ pub fn command_line() -> Vec<String> {
 pub fn run() -> Result<ExitCode> {
     // SAFETY: the first action of this process, which has no other thread.
     let channel = unsafe { RankEnd::take_from_env() }?;
-    let mut channel =
-        channel.context("this command is for the ranks of `regatta bench` and `regatta train`")?;
+    let mut channel = channel
+        .context("this command is for the ranks of `regatta bench`, `doctor` and `train`")?;
     let RankRequest { task, command_line, machine } = channel.recv_input()?;
     let machine = machine.map(|Json(machine)| machine);
     let mut to_launcher = channel.try_clone()?;
     let context = RankContext { command_line, machine, channel: Some(channel) };
     let result = match task {
         RankTask::Bench(command) => bench::run_rank(&command, context),
+        RankTask::Doctor(task) => doctor_rank::run(&task, context),
         RankTask::Train(task) => train::run_rank(&task, context.channel),
     };
     if let Err(error) = &result {

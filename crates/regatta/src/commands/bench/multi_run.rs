@@ -3,7 +3,6 @@
 
 use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use regatta_comm::bootstrap;
@@ -12,19 +11,16 @@ use regatta_measure::sweep::Sweep;
 use regatta_measure::{scaling, sweep, write};
 use regatta_model::BenchResult;
 use regatta_train::lock_file::{LockResult, lock_file};
-use rustix::process::{Pid, Signal, kill_process};
 
 use super::args::CollectiveArgs;
 use super::child_run::ChildRun;
 use super::{files, parent, plot};
 use crate::cli::HEADING;
+use crate::commands::child_process;
 use crate::commands::launch::{new_run_id, run_dir_or_new};
 use crate::options::SourceArgs;
 use crate::output;
 use crate::plan::Discovery;
-
-/// Polling interval for the end of a child.
-const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Lock file in the folder of a sweep or scan, locked during the runs.
 pub const LOCK_FILE: &str = "bench.lock";
@@ -171,7 +167,7 @@ fn run_children(
     for (number, child) in (1..).zip(children) {
         let heading = format!("{number} of {}: {}", children.len(), child.label);
         output::eprint(&format!("{HEADING}{heading}{HEADING:#}\n"));
-        let status = wait_for(&mut command(args, child)?, &mut signals)?;
+        let status = child_process::wait_for(&mut command(args, child)?, &mut signals)?;
         outcomes.signal = signals.termination();
         let outcome = outcome(child, status, outcomes.signal.is_some());
         outcome.result.as_ref().map_or(Ok(()), check)?;
@@ -203,22 +199,6 @@ fn command(args: &CollectiveArgs, child: &ChildRun) -> Result<Command> {
         command.stdout(Stdio::null());
     }
     Ok(command)
-}
-
-/// Waits for a child and forwards signals, so that it can save its result.
-fn wait_for(command: &mut Command, signals: &mut SignalCatcher) -> Result<ExitStatus> {
-    let mut child = command.spawn().context("cannot start a child run")?;
-    loop {
-        if let Some(status) = child.try_wait().context("cannot wait for a child run")? {
-            return Ok(status);
-        }
-        for signal in signals.pending() {
-            if let Some(signal) = Signal::from_named_raw(signal) {
-                let _ = kill_process(Pid::from_child(&child), signal);
-            }
-        }
-        std::thread::sleep(POLL_INTERVAL);
-    }
 }
 
 /// The outcome of a finished child; warns if it failed.

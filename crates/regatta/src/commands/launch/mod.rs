@@ -5,6 +5,7 @@ mod console;
 mod line_writer;
 mod local;
 mod net_check;
+mod preflight;
 mod rank_specs;
 mod report;
 mod start_agents;
@@ -34,7 +35,8 @@ use crate::plan::{Discovery, NO_SYSFS};
 use console::Console;
 pub use line_writer::{QueuedOutput, QueuedStreams};
 use net_check::{CheckedWorkers, NetCheck};
-use rank_specs::LaunchPlan;
+pub use rank_specs::LaunchPlan;
+pub use start_agents::Interrupted;
 
 /// Interval of signal checks before a restart.
 const RESTART_POLL: Duration = Duration::from_millis(50);
@@ -103,8 +105,12 @@ pub trait RankObserver {
 type Observer<'a> = Option<&'a mut dyn RankObserver>;
 
 /// Runs the command.
-pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
-    launch(args, discover(args)?, None)
+pub fn run(args: &mut LaunchArgs) -> Result<ExitCode> {
+    let mut discovery = discover(args)?;
+    if args.preflight && !args.dry_run {
+        preflight::run(args, &mut discovery)?;
+    }
+    launch(args, discovery, None)
 }
 
 /// Discovers this machine and, unless `--standalone` is given, the allocation.

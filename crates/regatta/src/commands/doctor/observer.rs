@@ -1,0 +1,165 @@
+//! Receives the facts of the nodes while their ranks run.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use regatta_doctor::JobFacts;
+use regatta_doctor::facts::{MissingNode, NodeFacts};
+use regatta_doctor::peers::{self, PeerNode, PeerTable};
+use regatta_launch::channel::{self, Json};
+use regatta_model::hostlist;
+use regatta_model::{Machine, Nic};
+use regatta_place::rendezvous;
+use regatta_wire::secret::Secret;
+
+use super::nodes::Tests;
+use super::rank::{DoctorTask, NodeReport};
+use crate::cli::{FAINT, LaunchArgs};
+use crate::commands::launch::{LaunchPlan, QueuedStreams, RankObserver};
+use crate::commands::rank_worker::{self, RankRequest, RankTask};
+use crate::commands::reporter_output::ReporterOutput;
+use crate::commands::self_launch;
+use crate::plan::Discovery;
+
+/// Ports that a node tries to listen on.
+const PORTS: usize = 8;
+/// Time between two lines of progress.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
+/// Why a node without facts has none, unless more is known.
+const NO_REPORT: &str = "the node did not report: its rank failed or was lost";
+
+/// Collects the reports.
+pub struct DoctorObserver {
+    tests: Tests,
+    /// All hosts of the allocation, in its order.
+    hosts: Vec<String>,
+    /// The machine, if the only rank runs on this one.
+    machine: Option<Machine>,
+    /// The facts by host; whether they are complete.
+    reports: BTreeMap<String, (NodeFacts, bool)>,
+    /// Hosts that were given up, with the reason.
+    excluded: BTreeMap<String, String>,
+    last_progress: Instant,
+    output: ReporterOutput,
+}
+
+impl DoctorObserver {
+    pub fn new(tests: Tests, discovery: &Discovery) -> Self {
+        let hosts = discovery.allocation.nodes.iter().map(|node| node.host.clone()).collect();
+        Self {
+            tests,
+            hosts,
+            machine: (!discovery.needs_agents()).then(|| discovery.machines[0].clone()),
+            reports: BTreeMap::new(),
+            excluded: BTreeMap::new(),
+            last_progress: Instant::now(),
+            output: ReporterOutput::queued(),
+        }
+    }
+
+    /// Sets the command of the ranks. Their input follows when the addresses of the nodes are known.
+    pub fn set_request(&self, args: &mut LaunchArgs, discovery: &Discovery) -> Result<()> {
+        let table = PeerTable { token: String::new(), ports: Vec::new(), nodes: Vec::new() };
+        let task = RankTask::Doctor(Box::new(DoctorTask { tests: self.tests.clone(), table }));
+        self_launch::set_request(args, discovery, task)
+    }
+
+    /// The facts of all nodes, and why some have none.
+    pub fn finish(mut self) -> JobFacts {
+        let mut facts = JobFacts::default();
+        for host in std::mem::take(&mut self.hosts) {
+            let reason = self.excluded.remove(&host);
+            match (self.reports.remove(&host), reason) {
+                (Some((node, _)), None) => facts.nodes.push(node),
+                (Some((mut node, is_complete)), Some(reason)) if !is_complete => {
+                    node.notes.push(format!("not measured: {reason}"));
+                    facts.missing.push(MissingNode { host, reason });
+                }
+                (Some((node, _)), Some(_)) => facts.nodes.push(node),
+                (None, reason) => {
+                    let reason = reason.unwrap_or_else(|| NO_REPORT.to_owned());
+                    facts.missing.push(MissingNode { host, reason });
+                }
+            }
+        }
+        facts
+    }
+
+    fn show_progress(&mut self) {
+        let complete = self.reports.values().filter(|(_, is_complete)| *is_complete).count();
+        let total = self.hosts.len();
+        if total < 2 || complete == total || self.last_progress.elapsed() < PROGRESS_INTERVAL {
+            return;
+        }
+        self.last_progress = Instant::now();
+        let done =
+            |host: &&String| self.reports.get(*host).is_some_and(|(_, is_complete)| *is_complete);
+        let waiting: BTreeSet<&str> =
+            self.hosts.iter().filter(|host| !done(host)).map(String::as_str).collect();
+        let waiting = hostlist::compress(&waiting.into_iter().collect::<Vec<_>>());
+        let text = format!("{complete} of {total} nodes tested; waiting for {waiting}");
+        self.output.eprint(&format!("{FAINT}{text}{FAINT:#}\n"));
+    }
+}
+
+impl RankObserver for DoctorObserver {
+    fn on_line(&mut self) {}
+
+    fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String {
+        match channel::decode_from(rank, bytes) {
+            Ok(Json(NodeReport::Collected(facts))) => {
+                self.reports.insert(facts.host.clone(), (*facts, false));
+            }
+            Ok(Json(NodeReport::Complete(facts))) => {
+                self.reports.insert(facts.host.clone(), (*facts, true));
+            }
+            Err(error) => self.output.note(&error.to_string()),
+        }
+        self.show_progress();
+        String::new()
+    }
+
+    fn on_signal(&mut self, _: i32) {}
+
+    fn on_exit(&mut self) {}
+
+    fn failure(&self) -> Option<String> {
+        None
+    }
+
+    fn prints_run_dir(&self) -> bool {
+        true
+    }
+
+    fn output(&self) -> Option<QueuedStreams> {
+        self.output.streams()
+    }
+
+    fn rank_input(&mut self, plan: &LaunchPlan) -> Result<Option<Arc<[u8]>>> {
+        let placed = &plan.job.placement.nodes;
+        let nics: Vec<&[Nic]> =
+            placed.iter().map(|node| plan.job.nics(node).unwrap_or_default()).collect();
+        let networks = peers::networks(&nics);
+        let token = Secret::generate()?.to_hex();
+        let first = rendezvous::job_port(&token);
+        let node = |(host, networks): (&String, _)| PeerNode { host: host.clone(), networks };
+        let table = PeerTable {
+            ports: rendezvous::fallback_ports(first).take(PORTS).collect(),
+            nodes: placed.iter().map(|node| &node.host).zip(networks).map(node).collect(),
+            token,
+        };
+        let task = DoctorTask { tests: self.tests.clone(), table };
+        let request = RankRequest {
+            task: RankTask::Doctor(Box::new(task)),
+            command_line: rank_worker::command_line(),
+            machine: self.machine.clone().map(Json),
+        };
+        Ok(Some(channel::encode(&request)?.into()))
+    }
+
+    fn on_excluded(&mut self, excluded: Vec<(String, String)>) {
+        self.excluded.extend(excluded);
+    }
+}

@@ -1,0 +1,131 @@
+//! A rank of `regatta doctor`, one per node: collects the facts of its node. Whatever fails is a
+//! fact, so that a rank always exits successfully.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use regatta_comm::gpu_runtime::Vendor;
+use regatta_discover::{Env, Sysroot};
+use regatta_doctor::collect::{self, CollectOptions, JobIdentity};
+use regatta_doctor::facts::{DirectoryUse, NodeFacts, Rate, RateTest};
+use regatta_doctor::peers::{self, PeerLimits, PeerTable};
+use regatta_launch::channel::{Json, RankEnd};
+use regatta_measure::roofline::node_rates::{self, NodeRate, NodeTest};
+use regatta_measure::roofline::rank_threads;
+use regatta_model::{GpuVendor, Machine};
+use serde::{Deserialize, Serialize};
+
+use super::nodes::Tests;
+use crate::commands::rank_worker::RankContext;
+
+/// Bytes of the write test of a file system.
+const WRITE_BYTES: u64 = 64 << 20;
+/// Time limit of a section of the facts.
+const SECTION_LIMIT: Duration = Duration::from_secs(20);
+/// Time of each measurement on the CPUs.
+const RATE_TIME: Duration = Duration::from_millis(300);
+
+/// What a rank has to do.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct DoctorTask {
+    /// The tests.
+    pub tests: Tests,
+    /// All nodes, by rank.
+    pub table: PeerTable,
+}
+
+/// What a rank reports.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum NodeReport {
+    /// Facts without measurements, sent first: a node may fail in a measurement.
+    Collected(Box<NodeFacts>),
+    /// All facts.
+    Complete(Box<NodeFacts>),
+}
+
+/// Runs the rank.
+pub fn run(task: &DoctorTask, context: RankContext) -> Result<ExitCode> {
+    let mut channel =
+        context.channel.context("this command is for the ranks of `regatta doctor`")?;
+    let env = Env::from_process();
+    let rank = env.get("RANK").and_then(|rank| rank.parse().ok()).unwrap_or(0);
+    let root = Sysroot::live();
+    let machine = context.machine.unwrap_or_else(|| regatta_discover::discover(&root, &env));
+    let before = collect::nic_counters(&root, &machine);
+    let options = CollectOptions {
+        directories: directories(&task.tests, &env),
+        write_bytes: WRITE_BYTES,
+        limit: SECTION_LIMIT,
+        job: JobIdentity::of_process(&env),
+    };
+    let mut facts = collect::collect(&root, &env, machine, &options);
+    if let Some(node) = task.table.nodes.get(rank) {
+        facts.host.clone_from(&node.host);
+    }
+    send(&mut channel, NodeReport::Collected(Box::new(facts.clone())))?;
+    if task.tests.speed {
+        measure(&mut facts);
+    }
+    if task.tests.network && task.table.nodes.len() > 1 {
+        match peers::run(&task.table, rank, PeerLimits::default()) {
+            Ok(peers) => facts.peers = peers,
+            Err(error) => facts.notes.push(format!("the network was not tested: {error}")),
+        }
+        let after = collect::nic_counters(&root, &facts.machine);
+        collect::add_new_errors(&mut facts, &before, &after);
+    }
+    send(&mut channel, NodeReport::Complete(Box::new(facts)))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn send(channel: &mut RankEnd, report: NodeReport) -> Result<()> {
+    Ok(channel.send(&Json(report))?)
+}
+
+/// The directories that jobs write to.
+fn directories(tests: &Tests, env: &Env) -> Vec<(DirectoryUse, PathBuf)> {
+    let variable = |name: &str| env.get(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let temporary = variable("TMPDIR").unwrap_or_else(|| PathBuf::from("/tmp"));
+    let fixed = [
+        Some((DirectoryUse::Work, tests.work_dir.clone())),
+        variable("HOME").map(|home| (DirectoryUse::Home, home)),
+        Some((DirectoryUse::Temporary, temporary)),
+    ];
+    let given = tests.paths.iter().map(|path| (DirectoryUse::Given, path.clone()));
+    fixed.into_iter().flatten().chain(given).collect()
+}
+
+/// Measures cores, memory and GPUs.
+fn measure(facts: &mut NodeFacts) {
+    match node_rates::cpus(rank_threads(), RATE_TIME) {
+        Ok(rates) => facts.rates.extend(rates.into_iter().map(rate)),
+        Err(error) => facts.notes.push(format!("the CPUs were not measured: {error}")),
+    }
+    if let Some(vendor) = gpu_vendor(&facts.machine) {
+        let count = facts.machine.visible_gpus().len() as u32;
+        let (rates, notes) = node_rates::gpus(vendor, count);
+        facts.rates.extend(rates.into_iter().map(rate));
+        facts.notes.extend(notes);
+    }
+}
+
+/// The vendor whose runtime measures the GPUs.
+fn gpu_vendor(machine: &Machine) -> Option<Vendor> {
+    match machine.gpus.first()?.vendor {
+        GpuVendor::Nvidia => Some(Vendor::Nvidia),
+        GpuVendor::Amd => Some(Vendor::Amd),
+        GpuVendor::Intel => None,
+    }
+}
+
+fn rate(NodeRate { test, gpu, best, sustained }: NodeRate) -> Rate {
+    let test = match test {
+        NodeTest::Gemm => RateTest::Gemm,
+        NodeTest::Copy => RateTest::Copy,
+        NodeTest::HostToDevice => RateTest::HostToDevice,
+        NodeTest::DeviceToHost => RateTest::DeviceToHost,
+    };
+    Rate { test, gpu, best, sustained }
+}
