@@ -9,6 +9,7 @@ pub mod diagnosis;
 pub mod facts;
 pub mod judge;
 pub mod peers;
+pub mod simulated;
 #[cfg(test)]
 mod testing;
 

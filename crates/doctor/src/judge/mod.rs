@@ -4,10 +4,28 @@
 //! healthy, and to the machine as its site describes it.
 
 mod blame;
+mod device_files;
+mod file_system_speed;
+mod file_systems;
+mod findings;
+mod gpu_health;
+mod gpus;
+mod leftovers;
+mod limits;
 pub mod majority;
+mod memory;
+mod mtu;
+mod net_plugin;
 mod network;
+mod nic_errors;
+mod nics;
 mod nodes;
+mod peer_to_peer;
+mod shared_memory;
 mod speed;
+#[cfg(test)]
+mod tests;
+mod versions;
 
 use std::collections::BTreeSet;
 
@@ -38,7 +56,21 @@ fn run(check: Check, facts: &JobFacts) -> CheckResult {
         Check::Bandwidth => network::bandwidth(facts),
         Check::Clocks => network::clocks(facts),
         Check::Speed => speed::judge(facts),
-        _ => CheckResult::skipped(check, "not implemented"),
+        Check::Gpus => gpus::judge(facts),
+        Check::GpuHealth => gpu_health::judge(facts),
+        Check::PeerToPeer => peer_to_peer::judge(facts),
+        Check::Nics => nics::judge(facts),
+        Check::NicErrors => nic_errors::judge(facts),
+        Check::Mtu => mtu::judge(facts),
+        Check::FileSystems => file_systems::judge(facts),
+        Check::FileSystemSpeed => file_system_speed::judge(facts),
+        Check::SharedMemory => shared_memory::judge(facts),
+        Check::Limits => limits::judge(facts),
+        Check::Memory => memory::judge(facts),
+        Check::DeviceFiles => device_files::judge(facts),
+        Check::Versions => versions::judge(facts),
+        Check::NetPlugin => net_plugin::judge(facts),
+        Check::Leftovers => leftovers::judge(facts),
     }
 }
 

@@ -1,0 +1,35 @@
+//! The MTU of the fabric.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::findings::Findings;
+use super::majority::Groups;
+use super::nics::fabric;
+use crate::diagnosis::{Check, CheckResult, Verdict};
+use crate::facts::JobFacts;
+
+pub(super) fn judge(facts: &JobFacts) -> CheckResult {
+    let mut values: BTreeMap<&str, Vec<(&str, Option<u32>)>> = BTreeMap::new();
+    for node in &facts.nodes {
+        for nic in fabric(&node.machine) {
+            let mtu = node.nics.iter().find(|health| health.name == nic.name).and_then(|h| h.mtu);
+            values.entry(&nic.name).or_default().push((&node.host, mtu));
+        }
+    }
+    let known: BTreeSet<u32> = values.values().flatten().filter_map(|(_, mtu)| *mtu).collect();
+    if known.is_empty() {
+        return CheckResult::skipped(Check::Mtu, "unknown");
+    }
+    let mut findings = Findings::default();
+    for (name, values) in values {
+        let values = Groups::new(values);
+        let fix = match values.most_common() {
+            Some(mtu) => format!("`ip link set {name} mtu {mtu}` as root, or exclude the node"),
+            None => continue,
+        };
+        findings.add_differing(Verdict::Fail, &format!("MTU of {name}"), &values, &fix);
+    }
+    let known: Vec<String> = known.iter().map(u32::to_string).collect();
+    let summary = format!("MTU {}", known.join(", "));
+    CheckResult::new(Check::Mtu, summary, findings.into_list())
+}
