@@ -9,6 +9,10 @@ use std::time::{Duration, Instant};
 const MOUNT: &str = "/sys/fs/cgroup";
 /// Controllers used by Slurm's cgroup/v1 plugin.
 const CONTROLLERS: [&str; 4] = ["freezer", "cpuset", "devices", "memory"];
+/// The controller of CPU time, which Slurm does not use.
+const CPU: &str = "cpu";
+/// Period of a CPU limit in microseconds.
+const CPU_PERIOD: u32 = 20_000;
 /// Time for a group to become removable after its last process exited.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -47,10 +51,29 @@ fn copy_cpuset(from: &Path, to: &Path) -> Result<(), TestbedError> {
     Ok(())
 }
 
+/// Limits the CPU time of processes to this many CPUs.
+pub(crate) fn limit_cpu(
+    cluster: &str,
+    host: &str,
+    cpus: f64,
+    processes: &[u32],
+) -> Result<(), TestbedError> {
+    let group = Path::new(MOUNT).join(CPU).join(cluster).join(host);
+    fs::create_dir_all(&group).map_err(io("create", &group))?;
+    let write = |file: &str, value: u32| {
+        fs::write(group.join(file), value.to_string()).map_err(io("write", group.join(file)))
+    };
+    write("cpu.cfs_period_us", CPU_PERIOD)?;
+    write("cpu.cfs_quota_us", (cpus * f64::from(CPU_PERIOD)) as u32)?;
+    // A process may have exited.
+    processes.iter().for_each(|pid| drop(write("cgroup.procs", *pid)));
+    Ok(())
+}
+
 /// Removes all groups of a cluster whose processes have exited.
 pub(crate) fn remove(cluster: &str) {
     let deadline = Instant::now() + BUSY_TIMEOUT;
-    for controller in CONTROLLERS {
+    for controller in CONTROLLERS.into_iter().chain([CPU]) {
         let top = Path::new(MOUNT).join(controller).join(cluster);
         while top.exists() {
             let mut dirs = Vec::new();

@@ -160,6 +160,11 @@ impl Cluster {
         command
     }
 
+    /// Name of the cluster, also of its control groups.
+    pub(crate) fn name(&self) -> &str {
+        &self.dir.name
+    }
+
     pub(crate) fn switch(&self) -> &Host {
         &self.switch
     }

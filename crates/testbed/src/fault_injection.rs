@@ -1,5 +1,6 @@
 //! Fault injection, and inspection of what a job left behind.
 
+use crate::cgroup;
 use crate::cluster::{Cluster, NETWORK};
 use crate::command::succeed;
 use crate::error::TestbedError;
@@ -100,6 +101,13 @@ impl Cluster {
         let mut mount = self.find(host)?.enter();
         mount.args(["mount", "-t", "tmpfs", "-o", &format!("size={}", bytes.max(PAGE)), "tmpfs"]);
         succeed(mount.arg(path)).map(drop)
+    }
+
+    /// Limits the CPU time of a host's processes, and of those they start from now on, to this many
+    /// CPUs. Requires the controller `cpu` of control groups version 1.
+    pub fn limit_cpu(&self, host: &str, cpus: f64) -> Result<(), TestbedError> {
+        let processes = host_processes::pids(self.find(host)?)?;
+        cgroup::limit_cpu(self.name(), host, cpus, &processes)
     }
 
     fn address(&self, node: &str) -> Result<String, TestbedError> {

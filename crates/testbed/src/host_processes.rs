@@ -58,6 +58,11 @@ fn without_daemons(live: &[(u32, ProcStatus)]) -> Vec<HostProcess> {
     live.iter().filter_map(process).collect()
 }
 
+/// Process IDs on this machine of all processes of a host.
+pub(crate) fn pids(host: &Host) -> Result<Vec<u32>, TestbedError> {
+    Ok(live_processes(host)?.into_iter().map(|(pid, _)| pid).collect())
+}
+
 /// Whether a host has no process left.
 pub(crate) fn is_dead(host: &Host) -> Result<bool, TestbedError> {
     Ok(live_processes(host)?.is_empty())

@@ -109,8 +109,7 @@ impl<'a> Test<'a> {
                     Ok(connection) => return Ok(connection),
                     Err(error) => last = error,
                 }
-                // Lost packets mean the same for all ports.
-                if last.kind() == io::ErrorKind::TimedOut {
+                if !may_listen_later(&last) {
                     return Err(last);
                 }
             }
@@ -152,6 +151,13 @@ impl<'a> Test<'a> {
             _ => error.to_string(),
         }
     }
+}
+
+/// Whether the other node may only be late: nobody listens on a port, or another process does.
+/// Lost packets and missing routes mean the same for all ports, now and later.
+fn may_listen_later(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, ConnectionReset, InvalidData, UnexpectedEof};
+    matches!(error.kind(), ConnectionRefused | ConnectionReset | InvalidData | UnexpectedEof)
 }
 
 /// An open connection to another node.

@@ -34,7 +34,7 @@ pub struct PeerLimits {
 impl Default for PeerLimits {
     fn default() -> Self {
         let seconds = Duration::from_secs;
-        Self { answer: seconds(3), start: seconds(10), total: seconds(30) }
+        Self { answer: seconds(3), start: seconds(10), total: seconds(20) }
     }
 }
 

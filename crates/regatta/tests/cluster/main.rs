@@ -7,6 +7,7 @@
 mod agent_launchers;
 mod bench;
 mod bind_address;
+mod doctor;
 mod gpus;
 mod lumi;
 mod many_nodes;

@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 use regatta_comm::gpu_runtime::Vendor;
 use regatta_discover::{Env, Sysroot};
 use regatta_doctor::collect::{self, CollectOptions, JobIdentity};
-use regatta_doctor::facts::{DirectoryUse, NodeFacts, Rate, RateTest};
-use regatta_doctor::peers::{self, PeerLimits, PeerTable};
+use regatta_doctor::facts::{DirectoryUse, NodeFacts, Peer, Rate, RateTest};
+use regatta_doctor::peers::{self, PeerLimits, PeerTable, PeerTestError};
 use regatta_launch::channel::{Json, RankEnd};
 use regatta_measure::roofline::node_rates::{self, NodeRate, NodeTest};
 use regatta_measure::roofline::rank_threads;
@@ -54,6 +54,9 @@ pub fn run(task: &DoctorTask, context: RankContext) -> Result<ExitCode> {
     let root = Sysroot::live();
     let machine = context.machine.unwrap_or_else(|| regatta_discover::discover(&root, &env));
     let before = collect::nic_counters(&root, &machine);
+    // First, because all nodes start at the same time and end the other tests at different ones.
+    let connections = connections(task, rank);
+    let after = collect::nic_counters(&root, &machine);
     let options = CollectOptions {
         directories: directories(&task.tests, &env),
         write_bytes: WRITE_BYTES,
@@ -61,23 +64,28 @@ pub fn run(task: &DoctorTask, context: RankContext) -> Result<ExitCode> {
         job: JobIdentity::of_process(&env),
     };
     let mut facts = collect::collect(&root, &env, machine, &options);
+    collect::add_new_errors(&mut facts, &before, &after);
     if let Some(node) = task.table.nodes.get(rank) {
         facts.host.clone_from(&node.host);
+    }
+    match connections {
+        Ok(peers) => facts.peers = peers,
+        Err(error) => facts.notes.push(format!("the network was not tested: {error}")),
     }
     send(&mut channel, NodeReport::Collected(Box::new(facts.clone())))?;
     if task.tests.speed {
         measure(&mut facts);
     }
-    if task.tests.network && task.table.nodes.len() > 1 {
-        match peers::run(&task.table, rank, PeerLimits::default()) {
-            Ok(peers) => facts.peers = peers,
-            Err(error) => facts.notes.push(format!("the network was not tested: {error}")),
-        }
-        let after = collect::nic_counters(&root, &facts.machine);
-        collect::add_new_errors(&mut facts, &before, &after);
-    }
     send(&mut channel, NodeReport::Complete(Box::new(facts)))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Tests the connections of this node.
+fn connections(task: &DoctorTask, rank: usize) -> Result<Vec<Peer>, PeerTestError> {
+    match task.tests.network && task.table.nodes.len() > 1 {
+        true => peers::run(&task.table, rank, PeerLimits::default()),
+        false => Ok(Vec::new()),
+    }
 }
 
 fn send(channel: &mut RankEnd, report: NodeReport) -> Result<()> {
