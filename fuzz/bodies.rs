@@ -1,12 +1,14 @@
 //! The bodies of the fuzz targets. The fuzz targets and the replay test both include this file, so
 //! both run the same checks on the corpora.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt::{Debug, Display};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use regatta_discover::{hostfile, hwloc, job_state};
+use regatta_doctor::collect::exported_symbols;
+use regatta_doctor::{Diagnosis, JobFacts};
 use regatta_launch::agents::agent_state::{AgentInput, AgentState, AgentTimeouts};
 use regatta_launch::agents::message::{Downstream, Registration, Upstream, decode};
 use regatta_launch::agents::node_table::{NodeTable, TableInput};
@@ -39,7 +41,7 @@ pub enum Body {
 }
 
 /// The targets by name; each has a corpus folder of the same name.
-pub const TARGETS: [(&str, Body); 17] = [
+pub const TARGETS: [(&str, Body); 19] = [
     ("hostlist", Body::Text(host_list)),
     ("cpuset", Body::Text(cpuset)),
     ("hostfile", Body::Text(host_file)),
@@ -57,6 +59,8 @@ pub const TARGETS: [(&str, Body); 17] = [
     ("config", Body::Text(config)),
     ("safetensors", Body::Bytes(safetensors)),
     ("net_log", Body::Bytes(net_log)),
+    ("elf_symbols", Body::Bytes(elf_symbols)),
+    ("doctor_facts", Body::Text(doctor_facts)),
 ];
 
 /// Runs one target on one input.
@@ -87,6 +91,25 @@ fn net_log(data: &[u8]) {
     let whole = judge(log.len().max(1));
     assert_eq!(whole, judge(usize::from(chunk).max(1)));
     assert_eq!(written(from_json::<NetReport>(&written(to_json(&whole)))), whole);
+}
+
+/// Facts of nodes can be judged whatever they say; facts and diagnoses round trip.
+fn doctor_facts(text: &str) {
+    let Some(facts) = checked(from_json::<JobFacts>(text), text) else { return };
+    assert_eq!(written(from_json::<JobFacts>(&written(to_json(&facts)))), facts);
+    let diagnosis = regatta_doctor::judge(&facts, &BTreeSet::new());
+    assert_eq!(written(from_json::<Diagnosis>(&written(to_json(&diagnosis)))), diagnosis);
+    assert!(diagnosis.bad_nodes.len() <= diagnosis.nodes);
+}
+
+/// Exported symbols of a shared library are names in its file, which end with a zero.
+fn elf_symbols(data: &[u8]) {
+    let symbols = checked(exported_symbols(data), &String::from_utf8_lossy(data));
+    for symbol in symbols.into_iter().flatten() {
+        assert!(!symbol.is_empty() && !symbol.contains('\0'));
+        let start = symbol.as_ptr().addr() - data.as_ptr().addr();
+        assert_eq!(data[start + symbol.len()], 0);
+    }
 }
 
 /// Jobs in the output of any scheduler's command have an ID, and reasons are single lines.

@@ -122,7 +122,7 @@ struct Usual {
 impl Usual {
     fn new(facts: &JobFacts) -> Self {
         let gpus = || facts.nodes.iter().flat_map(|node| &node.gpus);
-        let count = gpus().map(|gpu| gpu.index + 1).max().unwrap_or(0).min(4096);
+        let count = gpus().map(|gpu| gpu.index.saturating_add(1)).max().unwrap_or(0).min(4096);
         let mut by_index: Vec<Vec<f64>> = vec![Vec::new(); count as usize];
         for gpu in gpus() {
             if let (Some(bandwidth), Some(list)) =
