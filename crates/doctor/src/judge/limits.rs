@@ -130,29 +130,19 @@ fn judge_node(node: &NodeFacts, usual_memlock: f64, findings: &mut Findings) {
     }
 }
 
-/// CPU time of the cgroup: less than the CPUs of the node throttles ranks; less than on the other
-/// nodes makes the node the slowest.
+/// CPU time of the cgroup that is less than the CPUs of the node throttles its threads. A node with
+/// less than the others is a finding of the check of speeds.
 fn judge_quota(facts: &JobFacts, findings: &mut Findings) {
     let cpus = |node: &NodeFacts| node.machine.usable.process_cpus().len() as f64;
-    let quota = |node: &NodeFacts| node.os.cpu_quota.map_or(cpus(node), |q| q.min(cpus(node)));
-    let usual = upper_median(facts.nodes.iter().map(quota)).unwrap_or(0.0);
-    for node in facts.nodes.iter().filter(|node| node.os.cpu_quota.is_some()) {
-        let own = quota(node);
-        let (verdict, what) = match own {
-            _ if own < MIN_SHARE * usual => (
-                Verdict::Fail,
-                format!("the cgroup allows less CPU time than the usual {usual} CPUs"),
-            ),
-            _ if own < cpus(node) => {
-                let cpus = cpus(node);
-                (
-                    Verdict::Warn,
-                    format!("the cgroup allows less CPU time than the {cpus} usable CPUs"),
-                )
-            }
-            _ => continue,
-        };
-        let fix = "raise the CPU quota (cpu.max) of the job or container";
-        findings.add(verdict, &node.host, what, format!("{own} CPUs"), fix);
+    let allowed = |node: &NodeFacts| node.os.cpu_quota.map_or(cpus(node), |q| q.min(cpus(node)));
+    let usual = upper_median(facts.nodes.iter().map(allowed)).unwrap_or(0.0);
+    for node in &facts.nodes {
+        let Some(quota) = node.os.cpu_quota.filter(|quota| *quota >= usual) else { continue };
+        if quota < cpus(node) {
+            let cpus = cpus(node);
+            let what = format!("the cgroup allows less CPU time than the {cpus} usable CPUs");
+            let fix = "raise the CPU quota (cpu.max) of the job or container";
+            findings.add(Verdict::Warn, &node.host, what, format!("{quota} CPUs"), fix);
+        }
     }
 }

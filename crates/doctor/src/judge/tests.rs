@@ -13,7 +13,7 @@ use crate::facts::{
 };
 use crate::simulated::healthy_job;
 
-/// Checks of the network between nodes and of measured speeds have tests of their own.
+/// Faults of the network between nodes and of measured speeds have tests of their own.
 const MEASURED: [Check; 4] = [Check::Reachability, Check::Bandwidth, Check::Clocks, Check::Speed];
 
 fn check(facts: &JobFacts) -> Vec<CheckResult> {
@@ -134,7 +134,6 @@ const FAULTS: &[Fault] = &[
     fail("low memlock", Check::Limits, |n| n.os.memlock = Some(64 << 10)),
     warn("few open files", Check::Limits, |n| n.os.open_files = Some((1024, 65_536))),
     warn("few processes", Check::Limits, |n| n.os.max_processes = Some(4096)),
-    fail("CPU quota", Check::Limits, |n| n.os.cpu_quota = Some(4.0)),
     warn("CPU frequency", Check::Limits, |n| n.os.cpu_governor = Some("powersave".to_owned())),
     fail("lost memory", Check::Memory, |n| {
         n.os.memory_total = n.os.memory_total.map(|total| total / 2);
@@ -202,7 +201,9 @@ proptest! {
 
     #[test]
     fn healthy_jobs_have_no_findings(system in any_system(), nodes in 1u32..=200, seed: u64) {
-        prop_assert_eq!(findings(&healthy_job(&system, nodes, seed)), vec![]);
+        let diagnosis = judge(&healthy_job(&system, nodes, seed), &BTreeSet::new());
+        let found: Vec<Finding> = diagnosis.checks.into_iter().flat_map(|c| c.findings).collect();
+        prop_assert_eq!(found, vec![]);
     }
 
     #[test]
@@ -310,6 +311,19 @@ fn two_nodes_with_other_versions_are_both_named() {
 }
 
 #[test]
+fn a_cpu_quota_of_all_nodes_is_a_warning() {
+    let mut facts = healthy_job(&system("lumi-g").unwrap(), 3, 3);
+    facts.nodes.iter_mut().for_each(|node| node.os.cpu_quota = Some(16.0));
+    let found = findings(&facts);
+    let [(Check::Limits, finding)] = &found[..] else { panic!("{found:?}") };
+    assert_eq!((finding.verdict, finding.hosts.len()), (Verdict::Warn, 3));
+    let reason = "the cgroup allows less CPU time than the 128 usable CPUs: 16 CPUs";
+    assert_eq!(finding.reason, reason);
+    facts.nodes[1].os.cpu_quota = Some(4.0);
+    assert_eq!(findings(&facts)[0].1.hosts, ["nid000000", "nid000002"], "n1 is slow");
+}
+
+#[test]
 fn optional_device_files_are_warnings() {
     let mut facts = healthy_job(&system("dgx-h100").unwrap(), 4, 3);
     facts.nodes[1].device_files.retain(|file| file.need != DeviceNeed::Optional);
@@ -381,4 +395,12 @@ fn denied_files_without_hardware_are_compared_only() {
     let found = findings(&job(nodes));
     let [(Check::DeviceFiles, finding)] = &found[..] else { panic!("{found:?}") };
     assert_eq!((finding.verdict, &finding.hosts[..]), (Verdict::Fail, &["n2".to_owned()][..]));
+}
+
+#[test]
+fn every_check_is_documented() {
+    let page = include_str!("../../../../docs/doctor.md");
+    for check in Check::ALL {
+        assert!(page.contains(&format!("\n| `{}` |", check.name())), "{}", check.name());
+    }
 }
