@@ -42,10 +42,17 @@ fn severity(fs: &FileSystem) -> Verdict {
     }
 }
 
+/// Free and total amount. File systems that do not count them report zeros, although a file could be
+/// written.
+fn counted(fs: &FileSystem, free: Option<u64>, total: Option<u64>) -> Option<(u64, u64)> {
+    let was_written = fs.sync_seconds.is_some();
+    free.zip(total).filter(|(free, total)| *total > 0 && (*free > 0 || !was_written))
+}
+
 fn judge_writable(node: &NodeFacts, fs: &FileSystem, findings: &mut Findings) {
     let path = &fs.path;
     let fix = format!("remove files (`du -xsh {path}/*`), or use another directory");
-    if let Some((free, total)) = fs.free_bytes.zip(fs.total_bytes).filter(|(_, total)| *total > 0) {
+    if let Some((free, total)) = counted(fs, fs.free_bytes, fs.total_bytes) {
         let is_below =
             |(share, limit): (f64, u64)| (free as f64) < share * total as f64 && free < limit;
         let verdict = match free {
@@ -72,9 +79,7 @@ fn judge_writable(node: &NodeFacts, fs: &FileSystem, findings: &mut Findings) {
 }
 
 fn judge_inodes(node: &NodeFacts, fs: &FileSystem, findings: &mut Findings) {
-    let Some((free, total)) = fs.free_inodes.zip(fs.total_inodes).filter(|(_, t)| *t > 0) else {
-        return;
-    };
+    let Some((free, total)) = counted(fs, fs.free_inodes, fs.total_inodes) else { return };
     let (share, limit) = WARN_INODES;
     let verdict = match free {
         ..FAIL_INODES => severity(fs),

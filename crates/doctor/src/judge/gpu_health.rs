@@ -1,6 +1,5 @@
 //! Health of the GPUs: memory errors, throttling, power, PCIe links, memory in use.
 
-use regatta_model::GpuVendor;
 use regatta_model::units::format_bytes;
 
 use super::findings::{Findings, lower_median, upper_median};
@@ -100,14 +99,6 @@ fn judge_state(node: &NodeFacts, gpu: &GpuHealth, findings: &mut Findings) {
         let fix = format!("`nvidia-smi -c 0 -i {}` as root, or exclude the node", gpu.index);
         findings.add(Verdict::Fail, &node.host, "compute mode is prohibited", &name, fix);
     }
-    let vendor = node.machine.gpus.iter().find(|g| g.index == gpu.index).map(|g| g.vendor);
-    // Only NVIDIA's GPUs keep all lanes while they are idle.
-    if let (Some((now, max)), Some(GpuVendor::Nvidia)) = (gpu.pcie_width, vendor)
-        && now < max
-    {
-        let what = format!("PCIe link of {name} has fewer lanes than the GPU's {max}");
-        findings.add(Verdict::Warn, &node.host, what, now, REPORT);
-    }
 }
 
 /// Values of the same GPU on most nodes.
@@ -115,6 +106,7 @@ struct Usual {
     power_limit: Option<f64>,
     links: Option<f64>,
     clock: Option<f64>,
+    lanes: Option<f64>,
     /// By GPU index.
     pcie: Vec<Option<f64>>,
 }
@@ -139,6 +131,7 @@ impl Usual {
             power_limit: upper_median(gpus().filter_map(|gpu| gpu.power_limit.map(f64::from))),
             links: upper_median(gpus().filter_map(|gpu| gpu.active_links.map(f64::from))),
             clock: if unlocked >= locked { None } else { lower_median(clocks()) },
+            lanes: upper_median(gpus().filter_map(|gpu| gpu.pcie_width.map(|(now, _)| now.into()))),
             pcie: by_index.into_iter().map(upper_median).collect(),
         }
     }
@@ -168,18 +161,22 @@ impl Usual {
             let fix = format!("`nvidia-smi -rac -i {}`", gpu.index);
             findings.add(Verdict::Warn, &node.host, what, format!("{clock} MHz"), fix);
         }
-        let usual = self.pcie.get(gpu.index as usize).copied().flatten();
+        self.compare_pcie(node, gpu, findings);
+    }
+
+    fn compare_pcie(&self, node: &NodeFacts, gpu: &GpuHealth, findings: &mut Findings) {
+        let (index, Some((lanes, max))) = (gpu.index, gpu.pcie_width) else { return };
+        let usual = self.pcie.get(index as usize).copied().flatten();
         if let (Some(bandwidth), Some(usual)) = (pcie_bandwidth(gpu), usual)
             && bandwidth < usual
         {
-            let what = format!("PCIe link of {name} is slower than on the other nodes");
-            let (generation, lanes) = (gpu.pcie_generation, gpu.pcie_width);
-            let value = format!(
-                "generation {} with {} lanes",
-                generation.map_or(0, |(_, max)| max),
-                lanes.map_or(0, |(now, _)| now)
-            );
+            let what = format!("PCIe link of GPU {index} is slower than on the other nodes");
+            let generation = gpu.pcie_generation.map_or(0, |(_, max)| max);
+            let value = format!("generation {generation} with {lanes} lanes");
             findings.add(Verdict::Fail, &node.host, what, value, REPORT);
+        } else if lanes < max && self.lanes.is_some_and(|usual| f64::from(lanes) < usual) {
+            let what = format!("PCIe link of GPU {index} uses fewer lanes than its {max}");
+            findings.add(Verdict::Warn, &node.host, what, lanes, REPORT);
         }
     }
 }

@@ -5,6 +5,8 @@
 
 mod blame;
 mod device_files;
+#[cfg(test)]
+mod fault_tests;
 mod file_system_speed;
 mod file_systems;
 mod findings;
