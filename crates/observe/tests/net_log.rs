@@ -48,6 +48,35 @@ fn is_satisfied(name: &str, requirement: &str) -> bool {
     result.satisfied
 }
 
+/// Logs of two ranks that share an H200 (NCCL 2.28.9, one `NCCL_HOSTID` per rank), without a plug-in
+/// and with aws-ofi-nccl over libfabric 1.17.
+#[test]
+fn logs_of_an_h200_are_judged_with_and_without_a_plugin() {
+    let plain = judge_recorded("nccl-2.28-h200-socket.log");
+    assert_eq!((plain.level, plain.ranks.len(), plain.nodes), (Level::Warning, 2, 2));
+    assert_eq!(codes(&plain), ["tcp-network", "plugin-not-found"]);
+
+    let missing = judge_recorded("nccl-2.28-h200-plugin-missing.log");
+    assert_eq!(missing.level, Level::Failure, "a plug-in was requested");
+    let fix = finding(&missing, "plugin-not-found").fix.as_deref().unwrap();
+    assert!(fix.contains("NCCL_NET_PLUGIN"), "{fix}");
+
+    let name = "nccl-2.28-h200-libfabric-tcp.log";
+    let plugin = judge_recorded(name);
+    assert_eq!(plugin.level, Level::Warning);
+    assert!(
+        plugin.verdict.ends_with("over TCP: libfabric's provider is tcp;ofi_rxm"),
+        "{}",
+        plugin.verdict
+    );
+    for rank in &plugin.ranks {
+        assert_eq!(rank.networks_used().into_iter().collect::<Vec<_>>(), ["Libfabric"]);
+        assert_eq!(rank.gdr, Gdr::Off);
+    }
+    assert!(is_satisfied(name, "ofi") && !is_satisfied(name, "ofi/GDRDMA"));
+    assert!(!is_satisfied(name, "cxi") && !is_satisfied("nccl-2.28-h200-socket.log", "ofi"));
+}
+
 #[test]
 fn wrapped_channel_over_tcp_is_found() {
     let report = judge_recorded("frontier-without-plugin.log");

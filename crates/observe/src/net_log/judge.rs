@@ -26,6 +26,7 @@ pub fn findings(report: &NetReport) -> Vec<Finding> {
         return vec![finding(Level::Unknown, "no-records", message, NO_RECORDS_FIX)];
     }
     found.extend(tcp_network(report));
+    found.extend(tcp_provider(report));
     found.extend(socket_interfaces(report));
     found.extend(plugin(report));
     found.extend(gdr(report));
@@ -118,11 +119,39 @@ fn tcp_network(report: &NetReport) -> Option<Finding> {
     Some(finding(level, "tcp-network", message, network_fix(first, report, None)).of(&tcp, report))
 }
 
+/// The libfabric plug-in is used, but libfabric sends over TCP.
+fn tcp_provider(report: &NetReport) -> Option<Finding> {
+    let tcp =
+        ranks_with(report, |rank| rank.plugin.provider.as_deref().is_some_and(is_tcp_provider));
+    let provider = tcp.first()?.plugin.provider.as_deref()?;
+    let level = match tcp.iter().any(|rank| has_fabric(rank)) {
+        true => Level::Failure,
+        false => Level::Warning,
+    };
+    let who = describe_ranks(&tcp, report.ranks.len());
+    let s = s_of(tcp.len());
+    let message = format!("{who} use{s} the plug-in over TCP: libfabric's provider is {provider}");
+    let fix = "set FI_PROVIDER to that of the network (cxi on Slingshot, efa on EFA, verbs on InfiniBand), \
+               and check with `fi_info -p NAME` that libfabric finds it on the nodes and in the container";
+    Some(finding(level, "tcp-provider", message, fix).of(&tcp, report))
+}
+
+/// Whether a provider of libfabric uses TCP or UDP: `tcp`, `tcp;ofi_rxm`, `sockets`.
+fn is_tcp_provider(provider: &str) -> bool {
+    let core = provider.split(';').next().unwrap_or_default();
+    matches!(core, "tcp" | "sockets" | "udp" | "net")
+}
+
+/// Whether the log of a rank shows interfaces of a fast network.
+fn has_fabric(rank: &RankReport) -> bool {
+    let mut interfaces = rank.sockets.values().chain(&rank.bootstrap);
+    interfaces.any(|name| interface::kind(name) == InterfaceKind::Fabric)
+        || !rank.ib_devices.is_empty()
+}
+
 /// Whether the log of a rank shows that TCP is a fall-back.
 fn has_fast_network(rank: &RankReport) -> bool {
-    let fabric = rank.sockets.values().chain(&rank.bootstrap);
-    fabric.into_iter().any(|name| interface::kind(name) == InterfaceKind::Fabric)
-        || !rank.ib_devices.is_empty()
+    has_fabric(rank)
         || rank.plugin.failure.is_some()
         || rank.plugin.is_loaded()
         || forced_tcp(rank).is_some()
