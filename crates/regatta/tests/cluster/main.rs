@@ -13,6 +13,7 @@ mod lumi;
 mod many_nodes;
 mod mpi_launchers;
 mod multi_node;
+mod net_check;
 mod parallel_layouts;
 mod scancel;
 mod slurm;

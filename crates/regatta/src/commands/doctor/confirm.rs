@@ -58,11 +58,17 @@ fn improve(node: &mut NodeFacts, again: &NodeFacts) {
     }
     for file_system in &mut node.file_systems {
         let other = again.file_systems.iter().find(|other| other.path == file_system.path);
-        let again = other.and_then(|other| other.write_rate);
-        file_system.write_rate = match (file_system.write_rate, again) {
-            (Some(one), Some(other)) => Some(one.max(other)),
-            (one, other) => one.or(other),
-        };
+        let Some(other) = other else { continue };
+        file_system.write_rate = better(file_system.write_rate, other.write_rate, f64::max);
+        file_system.sync_seconds = better(file_system.sync_seconds, other.sync_seconds, f64::min);
+    }
+}
+
+/// The better of two values, or the known one.
+fn better(one: Option<f64>, other: Option<f64>, of: fn(f64, f64) -> f64) -> Option<f64> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(of(one, other)),
+        (one, other) => one.or(other),
     }
 }
 

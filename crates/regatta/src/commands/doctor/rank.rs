@@ -1,7 +1,7 @@
 //! A rank of `regatta doctor`, one per node: collects the facts of its node. Whatever fails is a
 //! fact, so that a rank always exits successfully.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use regatta_doctor::collect::{self, CollectOptions, JobIdentity};
 use regatta_doctor::facts::{DirectoryUse, NodeFacts, Peer, Rate, RateTest};
 use regatta_doctor::peers::{self, PeerLimits, PeerTable, PeerTestError};
 use regatta_launch::channel::{Json, RankEnd};
+use regatta_launch::forked;
 use regatta_measure::roofline::node_rates::{self, NodeRate, NodeTest};
 use regatta_measure::roofline::rank_threads;
 use regatta_model::{GpuVendor, Machine};
@@ -24,6 +25,8 @@ use crate::commands::rank_worker::RankContext;
 const WRITE_BYTES: u64 = 64 << 20;
 /// Time limit of a section of the facts.
 const SECTION_LIMIT: Duration = Duration::from_secs(20);
+/// Seconds to load the network plug-in.
+const PLUGIN_LIMIT: u32 = 10;
 /// Time of each measurement on the CPUs.
 const RATE_TIME: Duration = Duration::from_millis(300);
 
@@ -53,6 +56,7 @@ pub fn run(task: &DoctorTask, context: RankContext) -> Result<ExitCode> {
     let rank = env.get("RANK").and_then(|rank| rank.parse().ok()).unwrap_or(0);
     let root = Sysroot::live();
     let machine = context.machine.unwrap_or_else(|| regatta_discover::discover(&root, &env));
+    let plugin = machine.software.net_plugin.as_deref().and_then(plugin_load_error);
     let before = collect::nic_counters(&root, &machine);
     // First, because all nodes start at the same time and end the other tests at different ones.
     let connections = connections(task, rank);
@@ -65,6 +69,9 @@ pub fn run(task: &DoctorTask, context: RankContext) -> Result<ExitCode> {
     };
     let mut facts = collect::collect(&root, &env, machine, &options);
     collect::add_new_errors(&mut facts, &before, &after);
+    if let Some(found) = &mut facts.net_plugin {
+        found.load_error = found.load_error.take().or(plugin);
+    }
     if let Some(node) = task.table.nodes.get(rank) {
         facts.host.clone_from(&node.host);
     }
@@ -78,6 +85,23 @@ pub fn run(task: &DoctorTask, context: RankContext) -> Result<ExitCode> {
     }
     send(&mut channel, NodeReport::Complete(Box::new(facts)))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Why the network plug-in cannot be loaded. A child process loads it, because its initialisers may
+/// block, crash or start threads. Must be called before any thread exists.
+fn plugin_load_error(path: &str) -> Option<String> {
+    let load = || {
+        // SAFETY: a plain system call; its signal ends this child only.
+        unsafe { libc::alarm(PLUGIN_LIMIT) };
+        collect::load_error(Path::new(path)).unwrap_or_default().into_bytes()
+    };
+    match forked::run_in_child(load) {
+        Ok(error) if error.is_empty() => None,
+        Ok(error) => Some(String::from_utf8_lossy(&error).into_owned()),
+        Err(error) => {
+            Some(format!("loading it did not end within {PLUGIN_LIMIT} s or crashed: {error}"))
+        }
+    }
 }
 
 /// Tests the connections of this node.
