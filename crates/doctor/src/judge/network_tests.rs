@@ -46,7 +46,7 @@ fn healthy_nodes_pass_and_a_single_node_is_skipped() {
         assert_eq!(check(&job(1)).verdict, Verdict::Skip);
     }
     assert_eq!(reachability(&job(3)).summary, "3 connections over hsn0");
-    assert_eq!(bandwidth(&job(3)).summary, "hsn0 2.00 GB/s to the next node (TCP)");
+    assert_eq!(bandwidth(&job(3)).summary, "hsn0 2.00 GB/s between nodes (TCP)");
 }
 
 #[test]
@@ -80,6 +80,24 @@ fn a_slow_node_is_named_and_not_its_neighbours() {
             assert_eq!((hosts(&result), result.verdict), (vec!["n2"], verdict), "{nodes} {rate}");
         }
     }
+}
+
+#[test]
+fn a_pair_is_slow_only_far_below_the_usual_rate() {
+    for (rate, verdict) in [(0.6e9, Verdict::Pass), (0.3e9, Verdict::Warn), (1e8, Verdict::Fail)] {
+        let mut facts = job(4);
+        facts.nodes[0].peers[0].bandwidth = Some((rate, 2e9));
+        let result = bandwidth(&facts);
+        assert_eq!(result.verdict, verdict, "{rate} {result:?}");
+    }
+}
+
+#[test]
+fn a_slow_node_next_to_an_unreachable_one_is_named() {
+    let mut facts = job(4);
+    change(&mut facts, "n2", |peer| peer.bandwidth = None);
+    change(&mut facts, "n3", |peer| peer.bandwidth = peer.bandwidth.map(|_| (1e8, 1e8)));
+    assert_eq!(hosts(&bandwidth(&facts)), ["n3"]);
 }
 
 #[test]

@@ -13,7 +13,7 @@ const SLOW: f64 = 0.8;
 const FAR_TOO_SLOW: f64 = 0.6;
 /// Share of the usual mean rate below which something takes the CPUs away. Lower, because short
 /// disturbances are normal.
-const STARVED: f64 = 0.4;
+const STARVED: f64 = 0.25;
 /// Difference of the CPU quota that is a restriction.
 const QUOTA_TOLERANCE: f64 = 0.9;
 
@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn a_node_without_cpu_time_is_found_by_its_mean_rate() {
         let mut facts = job(3);
-        facts.nodes[1].rates[0].sustained *= 0.3;
+        facts.nodes[1].rates[0].sustained *= 0.2;
         facts.nodes[1].os.busy_cpus = Some(0.8);
         let result = judge(&facts);
         assert_eq!(result.findings.len(), 1, "{result:?}");

@@ -50,15 +50,36 @@ pub enum PeerTestError {
     Secret(#[from] SecretError),
 }
 
-/// Tests the connections of node `own`, and answers the others until all of them have ended their
-/// tests or the time is over.
-pub fn run(table: &PeerTable, own: usize, limits: PeerLimits) -> Result<Vec<Peer>, PeerTestError> {
-    let deadline = Instant::now() + limits.total;
-    let secret = Secret::from_hex(&table.token)?;
-    let server = server::Server::start(table, own, &secret, limits)?;
-    let peers = client::test_all(table, own, &secret, limits, deadline);
-    server.finish(deadline);
-    Ok(peers)
+/// The test of one node.
+pub struct PeerTest<'a> {
+    table: &'a PeerTable,
+    own: usize,
+    secret: Secret,
+    limits: PeerLimits,
+    server: server::Server,
+}
+
+impl<'a> PeerTest<'a> {
+    /// Starts to answer the others as node `own`: early, so that nobody waits for it.
+    pub fn start(
+        table: &'a PeerTable,
+        own: usize,
+        limits: PeerLimits,
+    ) -> Result<Self, PeerTestError> {
+        let secret = Secret::from_hex(&table.token)?;
+        let server = server::Server::start(table, own, &secret, limits)?;
+        Ok(Self { table, own, secret, limits, server })
+    }
+
+    /// Tests the connections of this node, and answers the others until all of them have ended their
+    /// tests or the time is over.
+    pub fn run(self) -> Vec<Peer> {
+        let Self { table, own, secret, limits, server } = self;
+        let deadline = Instant::now() + limits.total;
+        let peers = client::test_all(table, own, &secret, limits, deadline);
+        server.finish(deadline);
+        peers
+    }
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ pub(super) enum Command {
     Receive(u64),
     /// Send this many bytes.
     Send(u64),
-    /// The test has ended.
+    /// All tests of the connecting node have ended.
     End,
 }
 

@@ -1,6 +1,6 @@
 //! Answers the tests of other nodes.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -19,10 +19,9 @@ pub(super) struct Server {
     state: Arc<State>,
 }
 
-/// The tests that are still to end.
+/// Which nodes are still to end their tests.
 struct State {
-    /// Number of connections of each node that has any.
-    awaited: Mutex<BTreeMap<u32, usize>>,
+    awaited: Mutex<BTreeSet<u32>>,
     changed: Condvar,
 }
 
@@ -36,9 +35,8 @@ impl Server {
     ) -> Result<Self, PeerTestError> {
         let listener = listen(&table.ports)?;
         let sources = schedule::sources(own, table.nodes.len());
-        let connections = sources.into_iter().map(|node| (node, table.routes(node, own).len()));
-        let awaited = connections.filter(|(_, count)| *count > 0);
-        let awaited = Mutex::new(awaited.map(|(node, count)| (node as u32, count)).collect());
+        let connecting = sources.into_iter().filter(|&node| !table.routes(node, own).is_empty());
+        let awaited = Mutex::new(connecting.map(|node| node as u32).collect());
         let state = Arc::new(State { awaited, changed: Condvar::new() });
         let (shared, secret, own) = (Arc::clone(&state), secret.clone(), own as u32);
         std::thread::spawn(move || {
@@ -106,13 +104,9 @@ fn answer(
 }
 
 impl State {
-    /// Records that a connection of this node has ended its test.
+    /// Records that this node has ended all its tests.
     fn end(&self, node: u32) {
-        let mut awaited = self.awaited.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = awaited.get_mut(&node) {
-            *count -= 1;
-        }
-        awaited.retain(|_, count| *count > 0);
+        self.awaited.lock().unwrap_or_else(PoisonError::into_inner).remove(&node);
         self.changed.notify_all();
     }
 }

@@ -29,12 +29,14 @@ fn free_ports(nodes: usize) -> Vec<u16> {
     listeners.iter().map(|l| l.local_addr().unwrap().port()).collect()
 }
 
+fn run(table: &PeerTable, own: usize, limits: PeerLimits) -> Vec<Peer> {
+    PeerTest::start(table, own, limits).unwrap().run()
+}
+
 fn run_all(table: &PeerTable, nodes: &[usize], limits: PeerLimits) -> Vec<Vec<Peer>> {
     std::thread::scope(|scope| {
-        let threads: Vec<_> = nodes
-            .iter()
-            .map(|&own| scope.spawn(move || run(table, own, limits).unwrap()))
-            .collect();
+        let threads: Vec<_> =
+            nodes.iter().map(|&own| scope.spawn(move || run(table, own, limits))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
@@ -70,8 +72,8 @@ fn a_process_with_another_token_is_rejected() {
     let limits = short_limits();
     let peers = std::thread::scope(|scope| {
         let server = scope.spawn(|| run(&good, 1, limits));
-        let peers = run(&other, 0, limits).unwrap();
-        server.join().unwrap().unwrap();
+        let peers = run(&other, 0, limits);
+        server.join().unwrap();
         peers
     });
     assert!(peers[0].error.is_some() && peers[0].bandwidth.is_none(), "{peers:?}");

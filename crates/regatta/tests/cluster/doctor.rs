@@ -44,7 +44,7 @@ impl Drop for Site {
 impl Site {
     /// A cluster of four nodes with a second network, all of them healthy.
     fn or_skip() -> Option<Self> {
-        let builder = Cluster::builder().nodes(4).cpus(2).second_network(true);
+        let builder = Cluster::builder().nodes(4).cpus(2).second_network(true).ssh(true);
         let cluster = cluster_or_skip(&builder)?;
         let owns_devices = std::fs::create_dir(DEVICES).is_ok();
         let shared = cluster.shared().to_str().unwrap().to_owned();
@@ -94,22 +94,17 @@ impl Site {
     }
 }
 
-/// The checks that did not pass.
-fn alarms(diagnosis: &Diagnosis) -> Vec<Check> {
-    let is_alarm = |verdict: Verdict| verdict >= Verdict::Warn;
-    diagnosis.checks.iter().filter(|c| is_alarm(c.verdict)).map(|c| c.check).collect()
-}
-
-/// Asserts that this check alone failed, and blames this node alone.
-#[track_caller]
-fn assert_found(diagnosis: &Diagnosis, check: Check, node: &str) {
-    assert_eq!(alarms(diagnosis), [check], "{diagnosis:#?}");
-    assert_eq!(diagnosis.bad_nodes, [node], "{diagnosis:#?}");
-    assert_eq!(diagnosis.exclude.as_deref(), Some(format!("--exclude={node}").as_str()));
-    let findings = diagnosis.checks.iter().flat_map(|check| &check.findings);
-    for finding in findings {
-        assert!(!finding.reason.is_empty() && !finding.fix.is_empty(), "{finding:?}");
+/// All findings: the check and the node that it blames. Each has a reason and a fix.
+fn blamed(diagnosis: &Diagnosis) -> Vec<(Check, &str)> {
+    let mut blamed = Vec::new();
+    for check in &diagnosis.checks {
+        for finding in &check.findings {
+            assert!(!finding.reason.is_empty() && !finding.fix.is_empty(), "{finding:?}");
+            assert_eq!(finding.hosts.len(), 1, "{finding:?}");
+            blamed.push((check.check, finding.hosts[0].as_str()));
+        }
     }
+    blamed
 }
 
 #[test]
@@ -120,6 +115,7 @@ fn planted_faults_are_found_on_the_right_node() {
     local_resources(&site);
     slow_cpus(&site);
     preflight(&site);
+    dead_node(&site);
 }
 
 /// Healthy nodes raise no alarm, however often they are checked.
@@ -127,64 +123,71 @@ fn healthy(site: &Site) {
     let runs = std::env::var(RUNS).ok().and_then(|runs| runs.parse().ok()).unwrap_or(2);
     for number in 0..runs {
         let diagnosis = site.doctor(&[]);
-        assert_eq!(alarms(&diagnosis), [], "run {number}: {diagnosis:#?}");
+        assert_eq!(blamed(&diagnosis), [], "run {number}: {diagnosis:#?}");
         assert_eq!((diagnosis.nodes, diagnosis.verdict), (4, Verdict::Pass));
     }
 }
 
+/// One node whose link is down, and one whose link is slow.
 fn links(site: &Site) {
     site.on("node2", "ip link set eth1 down");
-    let diagnosis = site.doctor(&["--skip", "speed"]);
-    assert_eq!(diagnosis.bad_nodes, ["node2"], "{diagnosis:#?}");
-    assert!(alarms(&diagnosis).contains(&Check::Nics), "{diagnosis:#?}");
-    assert!(alarms(&diagnosis).contains(&Check::Reachability), "{diagnosis:#?}");
-    site.on("node2", "ip link set eth1 up");
-
     site.on("node3", "tc qdisc add dev eth1 root tbf rate 20mbit burst 32kbit latency 400ms");
-    let diagnosis = site.doctor(&["--skip", "speed"]);
-    assert_found(&diagnosis, Check::Bandwidth, "node3");
+    let diagnosis = site.doctor(&["--skip", "speed,file-system-speed"]);
+    assert_eq!(
+        blamed(&diagnosis),
+        [(Check::Nics, "node2"), (Check::Reachability, "node2"), (Check::Bandwidth, "node3")],
+        "{diagnosis:#?}"
+    );
+    assert_eq!(diagnosis.exclude.as_deref(), Some("--exclude=node[2-3]"));
     site.on("node3", "tc qdisc del dev eth1 root");
+    site.on("node2", "ip link set eth1 up");
 }
 
+/// A fault of another kind on each node.
 fn local_resources(site: &Site) {
-    let skip = ["--skip", "speed,bandwidth"];
     let full = site.cluster.shared().join("local/full");
     for node in site.cluster.nodes() {
         site.on(node, "mkdir -p local/full");
     }
     site.cluster.limit_disk("node1", &full, 4096).unwrap();
     site.on("node1", "head -c 4096 /dev/zero > local/full/file || true");
-    let path = full.to_str().unwrap();
-    let diagnosis = site.doctor(&["--skip", "speed,bandwidth", "--path", path]);
-    assert_found(&diagnosis, Check::FileSystems, "node1");
-
-    site.on("node4", "mount -o remount,size=64k /dev/shm");
-    assert_found(&site.doctor(&skip), Check::SharedMemory, "node4");
-    site.on("node4", "mount -o remount,size=50% /dev/shm");
-
+    site.on("node1", "rm /dev/infiniband/uverbs0");
     site.plant("node2", "ulimit -l 64");
-    assert_found(&site.doctor(&skip), Check::Limits, "node2");
-    site.plant("node2", "");
-
     let other = "cd local/lib && touch libnccl.so.2.26.2 && ln -sf libnccl.so.2.26.2 libnccl.so.2";
     site.on("node3", other);
-    assert_found(&site.doctor(&skip), Check::Versions, "node3");
-    site.on("node3", "cd local/lib && ln -sf libnccl.so.2.27.3 libnccl.so.2");
+    site.on("node4", "mount -o remount,size=64k /dev/shm");
 
-    site.on("node1", "rm /dev/infiniband/uverbs0");
-    assert_found(&site.doctor(&skip), Check::DeviceFiles, "node1");
+    let path = full.to_str().unwrap();
+    let diagnosis = site.doctor(&["--skip", "speed,bandwidth", "--path", path]);
+    let expected = [
+        (Check::FileSystems, "node1"),
+        (Check::SharedMemory, "node4"),
+        (Check::Limits, "node2"),
+        (Check::DeviceFiles, "node1"),
+        (Check::Versions, "node3"),
+    ];
+    assert_eq!(blamed(&diagnosis), expected, "{diagnosis:#?}");
+
+    site.on("node4", "mount -o remount,size=50% /dev/shm");
+    site.on("node3", "cd local/lib && ln -sf libnccl.so.2.27.3 libnccl.so.2");
+    site.plant("node2", "");
     site.on("node1", "touch /dev/infiniband/uverbs0");
 }
 
-/// A node whose processes get a tenth of a CPU.
+/// A node whose processes get little CPU time.
 fn slow_cpus(site: &Site) {
     if !Path::new("/sys/fs/cgroup/cpu/cpu.cfs_period_us").parent().is_some_and(Path::exists) {
         eprintln!("no slow node: this machine has no control groups version 1");
         return;
     }
-    site.cluster.limit_cpu("node2", 0.1).unwrap();
+    site.cluster.limit_cpu("node2", 0.05).unwrap();
     let diagnosis = site.doctor(&["--skip", "bandwidth,file-system-speed"]);
-    assert_found(&diagnosis, Check::Speed, "node2");
+    let blamed = blamed(&diagnosis);
+    assert!(
+        !blamed.is_empty() && blamed.iter().all(|b| *b == (Check::Speed, "node2")),
+        "{diagnosis:#?}"
+    );
+    assert_eq!(diagnosis.bad_nodes, ["node2"]);
     site.cluster.limit_cpu("node2", 64.0).unwrap();
 }
 
@@ -205,4 +208,19 @@ fn preflight(site: &Site) {
     assert_eq!(output.status.code(), Some(1));
     assert!(output.stdout.is_empty(), "{output:?}");
     assert!(output.stderr.contains("--preflight: node1: 3 usable nodes left"), "{output:?}");
+}
+
+/// A node that does not answer is named, and the others are checked without it.
+fn dead_node(site: &Site) {
+    site.cluster.disconnect("node3").unwrap();
+    std::fs::write(site.cluster.shared().join("hosts"), "node2\nnode3\nnode4\n").unwrap();
+    let ssh = site.cluster.ssh_command().join(" ");
+    let launch = format!("--agent {} --ssh '{ssh}'", site.agent);
+    let options = ["--json", "--hostfile", "hosts", "--start-timeout", "5", "--launch", &launch];
+    let words = ["doctor"].iter().chain(&options).chain(&["--skip", "speed,bandwidth"]);
+    let output = run(&mut site.cluster.login(REGATTA, words)).unwrap();
+    let diagnosis: Diagnosis =
+        document::from_json(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"));
+    assert_eq!(blamed(&diagnosis), [(Check::Nodes, "node3")], "{diagnosis:#?}");
+    assert_eq!((diagnosis.nodes, diagnosis.bad_nodes.as_slice()), (3, &["node3".to_owned()][..]));
 }

@@ -1,18 +1,18 @@
 //! A rank of `regatta doctor`, one per node: collects the facts of its node. Whatever fails is a
 //! fact, so that a rank always exits successfully.
 
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use regatta_comm::gpu_runtime::Vendor;
 use regatta_discover::{Env, Sysroot};
 use regatta_doctor::collect::{self, CollectOptions, JobIdentity};
-use regatta_doctor::facts::{DirectoryUse, NodeFacts, Peer, Rate, RateTest};
-use regatta_doctor::peers::{self, PeerLimits, PeerTable, PeerTestError};
+use regatta_doctor::facts::{DirectoryUse, NodeFacts, Rate, RateTest};
+use regatta_doctor::peers::{PeerLimits, PeerTable, PeerTest, PeerTestError};
 use regatta_launch::channel::{Json, RankEnd};
-use regatta_launch::forked;
 use regatta_measure::roofline::node_rates::{self, NodeRate, NodeTest};
 use regatta_measure::roofline::rank_threads;
 use regatta_model::{GpuVendor, Machine};
@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::nodes::Tests;
 use crate::commands::rank_worker::RankContext;
+use crate::output;
 
 /// Bytes of the write test of a file system.
 const WRITE_BYTES: u64 = 64 << 20;
@@ -28,7 +29,7 @@ const SECTION_LIMIT: Duration = Duration::from_secs(20);
 /// Seconds to load the network plug-in.
 const PLUGIN_LIMIT: u32 = 10;
 /// Time of each measurement on the CPUs.
-const RATE_TIME: Duration = Duration::from_millis(300);
+const RATE_TIME: Duration = Duration::from_millis(400);
 
 /// What a rank has to do.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -55,11 +56,12 @@ pub fn run(task: &DoctorTask, context: RankContext) -> Result<ExitCode> {
     let env = Env::from_process();
     let rank = env.get("RANK").and_then(|rank| rank.parse().ok()).unwrap_or(0);
     let root = Sysroot::live();
+    // First: other nodes may be ready earlier.
+    let peer_test = start_peer_test(task, rank);
     let machine = context.machine.unwrap_or_else(|| regatta_discover::discover(&root, &env));
-    let plugin = machine.software.net_plugin.as_deref().and_then(plugin_load_error);
     let before = collect::nic_counters(&root, &machine);
-    // First, because all nodes start at the same time and end the other tests at different ones.
-    let connections = connections(task, rank);
+    // Before the other tests, which nodes end at different times.
+    let connections = peer_test.map(|test| test.map(PeerTest::run).unwrap_or_default());
     let after = collect::nic_counters(&root, &machine);
     let options = CollectOptions {
         directories: directories(&task.tests, &env),
@@ -69,8 +71,8 @@ pub fn run(task: &DoctorTask, context: RankContext) -> Result<ExitCode> {
     };
     let mut facts = collect::collect(&root, &env, machine, &options);
     collect::add_new_errors(&mut facts, &before, &after);
-    if let Some(found) = &mut facts.net_plugin {
-        found.load_error = found.load_error.take().or(plugin);
+    if let Some(plugin) = facts.net_plugin.as_mut().filter(|plugin| plugin.load_error.is_none()) {
+        plugin.load_error = plugin_load_error(&plugin.path);
     }
     if let Some(node) = task.table.nodes.get(rank) {
         facts.host.clone_from(&node.host);
@@ -88,28 +90,36 @@ pub fn run(task: &DoctorTask, context: RankContext) -> Result<ExitCode> {
 }
 
 /// Why the network plug-in cannot be loaded. A child process loads it, because its initialisers may
-/// block, crash or start threads. Must be called before any thread exists.
+/// block, crash or start threads.
 fn plugin_load_error(path: &str) -> Option<String> {
-    let load = || {
-        // SAFETY: a plain system call; its signal ends this child only.
-        unsafe { libc::alarm(PLUGIN_LIMIT) };
-        collect::load_error(Path::new(path)).unwrap_or_default().into_bytes()
-    };
-    match forked::run_in_child(load) {
-        Ok(error) if error.is_empty() => None,
-        Ok(error) => Some(String::from_utf8_lossy(&error).into_owned()),
-        Err(error) => {
-            Some(format!("loading it did not end within {PLUGIN_LIMIT} s or crashed: {error}"))
+    let child = std::env::current_exe().and_then(|program| {
+        Command::new(program).args(["doctor", "--load-plugin", path]).stderr(Stdio::null()).output()
+    });
+    match child {
+        Ok(child) if child.status.success() => {
+            Some(String::from_utf8_lossy(&child.stdout).trim().to_owned()).filter(|e| !e.is_empty())
         }
+        Ok(child) if child.status.signal() == Some(libc::SIGALRM) => {
+            Some(format!("loading it did not end within {PLUGIN_LIMIT} s"))
+        }
+        Ok(child) => Some(format!("loading it crashed: {}", child.status)),
+        // Not the fault of the plug-in.
+        Err(_) => None,
     }
 }
 
-/// Tests the connections of this node.
-fn connections(task: &DoctorTask, rank: usize) -> Result<Vec<Peer>, PeerTestError> {
-    match task.tests.network && task.table.nodes.len() > 1 {
-        true => peers::run(&task.table, rank, PeerLimits::default()),
-        false => Ok(Vec::new()),
-    }
+/// Loads a plug-in in this process, the child of [`plugin_load_error`], and prints the error.
+pub fn load_plugin(path: &Path) -> Result<ExitCode> {
+    // SAFETY: a plain system call; its signal ends this process only.
+    unsafe { libc::alarm(PLUGIN_LIMIT) };
+    output::print(&collect::load_error(path).unwrap_or_default())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Starts to answer other nodes; `None` if there is nothing to test.
+fn start_peer_test(task: &DoctorTask, rank: usize) -> Result<Option<PeerTest<'_>>, PeerTestError> {
+    let is_needed = task.tests.network && task.table.nodes.len() > 1;
+    is_needed.then(|| PeerTest::start(&task.table, rank, PeerLimits::default())).transpose()
 }
 
 fn send(channel: &mut RankEnd, report: NodeReport) -> Result<()> {
