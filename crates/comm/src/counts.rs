@@ -85,24 +85,22 @@ impl Counts<'_> {
             Self::PerRank(counts) => &[counts],
             Self::PerPair { send, receive } => &[send, receive],
         };
-        let wrong_length = lists.iter().find(|counts| counts.len() != ranks);
-        let what = match self {
-            Self::PerRank(_) if kind.has_uniform_count() => {
+        let wrong_length = lists.iter().map(|counts| counts.len()).find(|len| *len != ranks);
+        let what = match (self, wrong_length) {
+            (Self::PerRank(_), _) if kind.has_uniform_count() => {
                 "all ranks have the same count: use Counts::Equal"
             }
-            Self::PerRank(_) if kind == CallKind::AllToAll => {
+            (Self::PerRank(_), _) if kind == CallKind::AllToAll => {
                 "an all-to-all needs send and receive counts: use Counts::PerPair"
             }
-            Self::PerPair { .. } if kind != CallKind::AllToAll => {
+            (Self::PerPair { .. }, _) if kind != CallKind::AllToAll => {
                 "only an all-to-all has per-pair counts (Counts::PerPair)"
             }
-            _ if let Some(counts) = wrong_length => {
-                return Err(format!("{} counts are given for {ranks} ranks", counts.len()));
-            }
-            Self::PerPair { send, receive } if send.get(rank) != receive.get(rank) => {
+            (_, Some(len)) => return Err(format!("{len} counts are given for {ranks} ranks")),
+            (Self::PerPair { send, receive }, _) if send.get(rank) != receive.get(rank) => {
                 "the counts that this rank sends to and receives from itself differ"
             }
-            Self::PerPair { send, receive } if in_place && send != receive => {
+            (Self::PerPair { send, receive }, _) if in_place && send != receive => {
                 "an in-place all-to-all needs equal send and receive counts"
             }
             _ => return Ok(()),
