@@ -297,7 +297,11 @@ impl JobDriver<'_> {
         }
     }
 
+    /// Keeps a warning for the report, once: all nodes may send the same.
     fn warn(&mut self, text: String) {
+        if self.warnings.contains(&text) {
+            return;
+        }
         self.record(EventRecord::Warning { text: &text });
         self.warnings.push(text);
     }

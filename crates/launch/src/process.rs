@@ -113,8 +113,9 @@ impl RankSpec {
         let program = self.command.first().map(|p| p.to_string_lossy().into_owned());
         let hint = match source.kind() {
             // A file without execute permission is EACCES.
-            _ if source.raw_os_error() == Some(libc::EPERM) => {
-                "binding to CPUs or memory is not permitted here, as in some containers"
+            _ if matches!(source.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)) => {
+                "binding memory (set_mempolicy) is not permitted here, as in some containers: use --memory \
+                 prefer"
             }
             ErrorKind::WouldBlock => "raise the process limit (ulimit -u), or start fewer ranks",
             _ if source.raw_os_error() == Some(libc::EMFILE) => {
@@ -396,7 +397,8 @@ mod tests {
         };
         let message = |code| spec.error(io::Error::from_raw_os_error(code)).to_string();
         let hints = [
-            (libc::EPERM, "binding"),
+            (libc::EPERM, "--memory prefer"),
+            (libc::ENOSYS, "set_mempolicy"),
             (libc::EACCES, "chmod"),
             (libc::EAGAIN, "ulimit -u"),
             (libc::EMFILE, "ulimit -n"),

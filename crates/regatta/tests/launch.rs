@@ -5,6 +5,7 @@
 mod support;
 
 use std::collections::HashSet;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,7 @@ use regatta_testbed::{assert_contains, wait_until};
 use support::process::{
     Process, is_alive, kill, rank_log, run_command, run_job, run_result, shell_job, wrap,
 };
+use support::seccomp;
 use support::{CommandOutput, REGATTA, TempDir, command};
 
 /// `regatta launch` with these arguments.
@@ -46,6 +48,32 @@ fn ranks_are_bound_as_planned_and_share_a_rendezvous() {
     assert_eq!((result.exit_code, result.ranks, result.rank_exits.len()), (0, 3, 3));
     for file in ["machine.json", "environment.json", "events.jsonl"] {
         assert!(folder.join("run").join(file).exists(), "{file}");
+    }
+}
+
+#[test]
+fn ranks_run_unbound_where_the_system_refuses_binding() {
+    let refused = |words: &str, error| {
+        let folder = TempDir::new();
+        let mut job = shell_job(&folder, words, "echo rank $RANK");
+        seccomp::refuse(
+            &mut job,
+            &[(libc::SYS_sched_setaffinity, error), (libc::SYS_set_mempolicy, error)],
+        );
+        run_command(&mut job)
+    };
+    for (error, text) in [(libc::ENOSYS, "Function not"), (libc::EPERM, "Operation not permitted")]
+    {
+        let run = refused("-n 2", error).assert_code(0);
+        assert_contains(&run.out, ["rank 0", "rank 1"]);
+        let note = "note: ranks run without binding to their CPUs";
+        assert_eq!(run.err.matches(note).count(), 1, "{}", run.err);
+        assert_contains(&run.err, [format!("sched_setaffinity: {text}").as_str()]);
+    }
+    // The user asked for memory of these nodes only. Without NUMA in the kernel, there are none.
+    if Path::new("/sys/devices/system/node/node0").exists() {
+        let run = refused("-n 1 --memory bind", libc::EPERM).assert_code(127);
+        assert_contains(&run.err, ["set_mempolicy", "use --memory prefer"]);
     }
 }
 

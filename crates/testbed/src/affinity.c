@@ -27,6 +27,9 @@
 #define DIRECTORY "/dev/shm/.regatta-affinity"
 #define GENERATIONS 64
 
+// The last memory policy of Linux 5.15.
+#define MPOL_PREFERRED_MANY 5
+
 // File name suffix of each kind of setting.
 #define CPUS ""
 #define MEMORY "-memory"
@@ -148,6 +151,9 @@ static int set_memory(int mode, const unsigned long *mask, unsigned long bits) {
     unsigned long all = (1ul << claimed_nodes()) - 1;
     unsigned long wanted = mask && bits > 1 ? *mask : 0;
     struct memory memory = {mode, wanted & all};
+    // As in the kernel, an unknown mode changes nothing.
+    if (mode < 0 || mode > MPOL_PREFERRED_MANY)
+        return EINVAL;
     return wanted && !memory.nodes ? EINVAL : store(gettid(), MEMORY, &memory, sizeof memory);
 }
 

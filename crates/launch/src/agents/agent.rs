@@ -13,6 +13,7 @@ use super::bootstrap_document::{BootstrapDocument, BootstrapError};
 use super::message::{NodeLaunch, Registration, decode, encode};
 use super::tree::Parent;
 use crate::cache_dir;
+use crate::cpu_binding;
 use crate::event_queue::Notify;
 use crate::local::{LocalOptions, LocalWorkers};
 use crate::reaper;
@@ -283,6 +284,10 @@ impl Agent<'_> {
                 return self.fail_start(launch, &error);
             }
             self.warn(&error);
+        }
+        // Without the host, so that the same note of all nodes is shown once.
+        if let Some(note) = cpu_binding::unavailable(specs.iter().map(|spec| &spec.binding)) {
+            self.handle(AgentInput::Ranks(JobEvent::Warning(note)));
         }
         match LocalWorkers::start(&specs, &options) {
             Ok(workers) => self.workers = Some(workers),

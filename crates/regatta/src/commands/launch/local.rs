@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use regatta_launch::cache_dir;
+use regatta_launch::cpu_binding;
 use regatta_launch::job::AttemptOutcome;
 use regatta_launch::local::{LocalOptions, LocalWorkers};
 use regatta_launch::node_pool::PoolUpdate;
@@ -97,6 +98,10 @@ impl LaunchTarget for LocalTarget<'_> {
             report_progress: self.args.hang_timeout.is_some(),
             notify: None,
         };
+        if attempt == 0 {
+            let bindings = specs.iter().map(|spec| &spec.binding);
+            cpu_binding::unavailable(bindings).iter().for_each(|note| output::note(note));
+        }
         let workers = LocalWorkers::start(&specs, &options);
         Ok(self.workers.insert(workers.with_context(|| self.hosts.join(","))?))
     }

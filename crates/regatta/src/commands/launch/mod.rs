@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Result, bail};
+use regatta_launch::cpu_binding;
 use regatta_launch::job::{self, AttemptOutcome, JobAttempt};
 use regatta_launch::local::LocalStartError;
 use regatta_launch::node_pool::{NodePool, PoolUpdate};
@@ -169,7 +170,13 @@ fn become_rank(args: &LaunchArgs, discovery: Discovery, rank: u32) -> Result<Exi
              from within a rank, unset the launcher's variables (such as RANK and WORLD_SIZE)"
         );
     }
-    Err(rank_specs::adopted_rank(args, &plan, rank)?.exec().into())
+    let spec = rank_specs::adopted_rank(args, &plan, rank)?;
+    if rank == 0 {
+        cpu_binding::unavailable([&spec.binding].into_iter())
+            .iter()
+            .for_each(|note| output::note(note));
+    }
+    Err(spec.exec().into())
 }
 
 fn dry_run(args: &LaunchArgs, mut discovery: Discovery) -> Result<ExitCode> {
