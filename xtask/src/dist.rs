@@ -1,18 +1,18 @@
 //! `cargo xtask dist`: a wheel and a tarball for each architecture, which run on systems with an older C library
 //! than this one's.
 
+pub mod check;
 mod elf;
+pub mod glibc;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use self::glibc::GLIBC;
 use crate::steps::{cargo, run};
-
-/// The newest C library whose symbols the binary may use: that of RHEL 8. Ubuntu 20.04 and SLES 15 SP3 have newer
-/// ones.
-const GLIBC: [u32; 2] = [2, 28];
+use crate::test_programs;
 
 /// Maximum size of the binary.
 const MAX_BYTES: u64 = 20 << 20;
@@ -23,6 +23,9 @@ const ARCHITECTURES: [&str; 2] = ["x86_64", "aarch64"];
 /// Packages of the Python package index that compile and link for other systems.
 const TOOLS: [&str; 2] = ["maturin>=1.8,<2", "ziglang"];
 
+/// The folder of packages.
+const FOLDER: &str = "target/dist";
+
 /// Shells, and the completion file of each below `share`.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("bash", "bash-completion/completions/regatta"),
@@ -32,21 +35,38 @@ const COMPLETIONS: [(&str, &str); 3] = [
 
 /// Builds the packages of all architectures, or of those named.
 pub fn dist(names: impl Iterator<Item = String>) -> Result<()> {
-    let named: Vec<String> = names.collect();
-    if let Some(name) = named.iter().find(|name| !ARCHITECTURES.contains(&name.as_str())) {
-        bail!("{name}: expected {}", ARCHITECTURES.join(" or "));
-    }
-    let folder = Path::new("target/dist");
+    let architectures = architectures(names)?;
+    let folder = Path::new(FOLDER);
     std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     let tools = install_tools(folder)?;
     let share = Path::new("packaging/python/data/data/share");
     write_share(share)?;
-    for architecture in ARCHITECTURES {
-        if named.is_empty() || named.iter().any(|name| name == architecture) {
-            build(architecture, &tools, folder, share)?;
-        }
+    architectures.iter().try_for_each(|architecture| build(architecture, &tools, folder, share))
+}
+
+/// The named architectures; all without a name.
+fn architectures(names: impl Iterator<Item = String>) -> Result<Vec<&'static str>> {
+    let named: Vec<String> = names.collect();
+    if let Some(name) = named.iter().find(|name| !ARCHITECTURES.contains(&name.as_str())) {
+        bail!("{name}: expected {}", ARCHITECTURES.join(" or "));
     }
-    Ok(())
+    let is_named = |name: &&str| named.is_empty() || named.iter().any(|named| named == name);
+    Ok(ARCHITECTURES.into_iter().filter(is_named).collect())
+}
+
+/// Name of a tarball without its extension, and of the folder in it.
+fn tarball_name(architecture: &str) -> String {
+    format!("regatta-{}-{architecture}-linux", env!("CARGO_PKG_VERSION"))
+}
+
+/// The platform of a wheel.
+fn platform(architecture: &str) -> String {
+    format!("manylinux_{}_{}_{architecture}", GLIBC[0], GLIBC[1])
+}
+
+/// File name of a wheel.
+fn wheel_name(architecture: &str) -> String {
+    format!("regatta-{}-py3-none-{}.whl", env!("CARGO_PKG_VERSION"), platform(architecture))
 }
 
 /// Installs the tools into a virtual environment; its folder of programs.
@@ -62,10 +82,10 @@ fn install_tools(folder: &Path) -> Result<PathBuf> {
 
 /// Writes manual pages and completions, which the binary of this machine prints.
 fn write_share(share: &Path) -> Result<()> {
-    run("build", cargo().args(["build", "--quiet", "--package", "regatta"]))?;
+    let binary = build_binary()?;
     let _ = std::fs::remove_dir_all(share);
     let write = |path: &str, words: &[&str]| -> Result<()> {
-        let (text, path) = (print(words)?, share.join(path));
+        let (text, path) = (print(&binary, words)?, share.join(path));
         let parent = path.parent().unwrap_or(share);
         std::fs::create_dir_all(parent).with_context(|| parent.display().to_string())?;
         std::fs::write(&path, text).with_context(|| path.display().to_string())
@@ -74,16 +94,27 @@ fn write_share(share: &Path) -> Result<()> {
         write(path, &["completions", shell])?;
     }
     write("man/man1/regatta.1", &["man"])?;
-    for command in commands(&String::from_utf8_lossy(&print(&["--help"])?)) {
+    for command in commands(&String::from_utf8_lossy(&print(&binary, &["--help"])?)) {
         write(&format!("man/man1/regatta-{command}.1"), &["man", &command])?;
     }
     Ok(())
 }
 
+/// Builds the binary of this machine; its path.
+fn build_binary() -> Result<PathBuf> {
+    println!("xtask: build");
+    let mut build = cargo();
+    build.args(["build", "--quiet", "--package", "regatta", "--message-format"]);
+    let output = build.arg("json-render-diagnostics").stderr(Stdio::inherit()).output();
+    let output = output.context("cargo build")?;
+    ensure!(output.status.success(), "build failed");
+    test_programs::parse(&String::from_utf8_lossy(&output.stdout)).map(|build| build.binary)
+}
+
 /// The output of the binary.
-fn print(words: &[&str]) -> Result<Vec<u8>> {
-    let output = Command::new("target/debug/regatta").args(words).output();
-    let output = output.context("target/debug/regatta")?;
+fn print(binary: &Path, words: &[&str]) -> Result<Vec<u8>> {
+    let output = Command::new(binary).args(words).output();
+    let output = output.with_context(|| binary.display().to_string())?;
     ensure!(output.status.success(), "regatta {} failed", words.join(" "));
     Ok(output.stdout)
 }
@@ -117,13 +148,13 @@ fn build(architecture: &str, tools: &Path, folder: &Path, share: &Path) -> Resul
 
 /// Checks the binary and packs it with manual pages, completions and licenses.
 fn tarball(architecture: &str, binary: &Path, folder: &Path, share: &Path) -> Result<()> {
-    let name = format!("regatta-{}-{architecture}-linux", env!("CARGO_PKG_VERSION"));
+    let name = tarball_name(architecture);
     let root = folder.join(&name);
     let _ = std::fs::remove_dir_all(&root);
     std::fs::create_dir_all(root.join("bin")).with_context(|| root.display().to_string())?;
     let packed = root.join("bin/regatta");
     std::fs::copy(binary, &packed).with_context(|| binary.display().to_string())?;
-    check(&packed)?;
+    check_binary(&packed)?;
     let mut copy = Command::new("cp");
     copy.arg("-r").arg(share).args(["README.md", "LICENSE-APACHE", "LICENSE-MIT"]).arg(&root);
     run("cp", &mut copy)?;
@@ -137,15 +168,10 @@ fn tarball(architecture: &str, binary: &Path, folder: &Path, share: &Path) -> Re
 
 /// # Errors
 /// If the binary is too large or needs a newer C library.
-fn check(binary: &Path) -> Result<()> {
-    let bytes = std::fs::read(binary).with_context(|| binary.display().to_string())?;
-    let size = bytes.len() as u64;
+fn check_binary(binary: &Path) -> Result<()> {
+    let size = std::fs::metadata(binary).with_context(|| binary.display().to_string())?.len();
     ensure!(size <= MAX_BYTES, "{} has {size} bytes, more than {MAX_BYTES}", binary.display());
-    if let Some(newest) = elf::newest_glibc(&bytes).filter(|newest| *newest > GLIBC) {
-        let [major, minor] = newest;
-        bail!("{} needs glibc {major}.{minor}", binary.display());
-    }
-    Ok(())
+    glibc::check_package(binary)
 }
 
 #[cfg(test)]
@@ -161,9 +187,10 @@ mod tests {
     }
 
     #[test]
-    fn a_binary_of_this_machine_is_read() {
-        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
-        let newest = elf::newest_glibc(&own);
-        assert!(newest.is_none_or(|[major, _]| major == 2), "{newest:?}");
+    fn architectures_are_all_without_a_name() {
+        let named = |names: &[&str]| architectures(names.iter().map(|name| (*name).to_owned()));
+        assert_eq!(named(&[]).unwrap(), ARCHITECTURES);
+        assert_eq!(named(&["aarch64"]).unwrap(), ["aarch64"]);
+        assert!(named(&["arm"]).is_err());
     }
 }

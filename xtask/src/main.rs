@@ -18,6 +18,9 @@ cargo xtask bench   run the benchmarks and print their ratios
 cargo xtask dist [x86_64] [aarch64]
                     build a wheel and a tarball in target/dist that run with glibc 2.28 and newer (needs
                     python3 and rustup; installs maturin and ziglang into target/dist/venv)
+cargo xtask check-dist [x86_64] [aarch64]
+                    install these packages without a package index and run map and a short training; of
+                    another architecture with qemu-user-static and its C library (libc6-arm64-cross)
 cargo xtask chaos [--cases N] [--seed S]
                     inject faults into N launched jobs on clusters of up to 40 nodes, with seeds from S
                     on: killed and hung processes, pauses, suspended jobs, duplicate signals, cut links,
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
         "fuzz" => steps::fuzz(),
         "bench" => steps::bench(),
         "dist" => dist::dist(std::env::args().skip(2)),
+        "check-dist" => dist::check::check_dist(std::env::args().skip(2)),
         "chaos" => chaos(),
         _ => {
             eprintln!("{HELP}");

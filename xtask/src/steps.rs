@@ -6,6 +6,7 @@ use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
 
+use crate::dist::glibc;
 use crate::test_programs;
 
 /// Number of parts of `cargo xtask test`.
@@ -30,14 +31,16 @@ pub fn lint() -> Result<()> {
     run("lint", &mut clippy)
 }
 
-/// Runs all tests, also after a failure. With all packages installed, skipping a multi-host test is a
-/// failure.
+/// Checks the symbols of the binary, and runs all tests, also after a failure. With all packages installed,
+/// skipping a multi-host test is a failure.
 pub fn tests(complete: bool) -> Result<()> {
     announce(4, "tests", "15 min");
     let start = Instant::now();
     let required: &[(&str, &str)] =
         if complete { &[("REGATTA_REQUIRE_CLUSTER", "1")] } else { &[] };
-    let failed = test_programs::run(required, &mut cargo())?;
+    let build = test_programs::build(&mut cargo())?;
+    glibc::check_symbols(&build.binary)?;
+    let failed = test_programs::run(required, build)?;
     let doc_tests = run("doc tests", cargo().args(["test", "--quiet", "--workspace", "--doc"]));
     if !failed.is_empty() {
         bail!("tests failed: {}", failed.join(", "));

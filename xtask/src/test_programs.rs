@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Packages and targets that run beside any other program, in this order: they compute in their own process,
 /// or run on hosts whose network, `/tmp`, `/dev/shm` and control groups are their own. All others share the
@@ -37,9 +37,17 @@ struct TestProgram {
     dir: PathBuf,
 }
 
-/// Builds all test programs and runs them, also after a failure. Returns the names of those that failed.
-pub fn run(variables: &[(&str, &str)], cargo: &mut Command) -> Result<Vec<String>> {
-    let [shared, isolated] = queues(build(cargo)?).map(Mutex::new);
+/// What cargo built.
+#[derive(Debug, Default)]
+pub struct Build {
+    programs: Vec<TestProgram>,
+    /// The binary `regatta`, which tests execute.
+    pub binary: PathBuf,
+}
+
+/// Runs all test programs, also after a failure. Returns the names of those that failed.
+pub fn run(variables: &[(&str, &str)], build: Build) -> Result<Vec<String>> {
+    let [shared, isolated] = queues(build.programs).map(Mutex::new);
     let failed = Mutex::new(Vec::new());
     let run_all = |queue: &Mutex<VecDeque<TestProgram>>| -> Result<()> {
         while let Some(program) = next(queue) {
@@ -73,7 +81,7 @@ fn queues(programs: Vec<TestProgram>) -> [VecDeque<TestProgram>; 2] {
 }
 
 /// Builds the test programs and lists them in the order in which cargo finished them.
-fn build(cargo: &mut Command) -> Result<Vec<TestProgram>> {
+pub fn build(cargo: &mut Command) -> Result<Build> {
     cargo.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
     let start = Instant::now();
     let output = cargo.stderr(Stdio::inherit()).output().context("cargo test --no-run")?;
@@ -84,14 +92,23 @@ fn build(cargo: &mut Command) -> Result<Vec<TestProgram>> {
     parse(&String::from_utf8_lossy(&output.stdout))
 }
 
-/// The test programs in cargo's messages, one JSON object per line.
-fn parse(messages: &str) -> Result<Vec<TestProgram>> {
-    let mut programs = Vec::new();
+/// The programs in cargo's messages, one JSON object per line.
+pub fn parse(messages: &str) -> Result<Build> {
+    let mut build = Build::default();
     for line in messages.lines().filter(|line| line.starts_with('{')) {
         let message: Value = serde_json::from_str(line).context("cargo's messages")?;
-        programs.extend(program(&message));
+        build.programs.extend(program(&message));
+        build.binary = binary(&message).unwrap_or(build.binary);
     }
-    Ok(programs)
+    Ok(build)
+}
+
+/// The path of the binary in the message of its build.
+fn binary(message: &Value) -> Option<PathBuf> {
+    let is_binary =
+        message["target"]["kind"] == json!(["bin"]) && message["target"]["name"] == "regatta";
+    let executable = message["executable"].as_str()?;
+    (is_binary && message["profile"]["test"] == false).then(|| executable.into())
 }
 
 fn program(message: &Value) -> Option<TestProgram> {
@@ -149,9 +166,11 @@ mod tests {
     use super::*;
 
     fn artifact(package: &str, target: &str, executable: &str, test: bool) -> String {
+        let kind = if test { "test" } else { "bin" };
         format!(
             r#"{{"reason":"compiler-artifact","manifest_path":"/w/crates/{package}/Cargo.toml",
-               "target":{{"name":"{target}"}},"profile":{{"test":{test}}},"executable":{executable}}}"#
+               "target":{{"name":"{target}","kind":["{kind}"]}},"profile":{{"test":{test}}},
+               "executable":{executable}}}"#
         )
         .replace('\n', "")
     }
@@ -166,10 +185,11 @@ mod tests {
             r#"{"reason":"build-finished","success":true}"#.to_owned(),
             "not a message".to_owned(),
         ];
-        let programs = parse(&messages.join("\n")).unwrap();
+        let Build { programs, binary } = parse(&messages.join("\n")).unwrap();
         let names: Vec<_> = programs.iter().map(TestProgram::name).collect();
         assert_eq!(names, ["comm chaos", "regatta chaos"]);
         assert_eq!(programs[0].dir, Path::new("/w/crates/comm"));
+        assert_eq!(binary, Path::new("/t/regatta"));
         assert!(parse("{").is_err());
     }
 
@@ -184,7 +204,7 @@ mod tests {
             ("cuda", "graph"),
         ];
         let messages = names.map(|(package, target)| artifact(package, target, "\"/t/x\"", true));
-        let queues = queues(parse(&messages.join("\n")).unwrap());
+        let queues = queues(parse(&messages.join("\n")).unwrap().programs);
         let names = queues.map(|queue| queue.iter().map(TestProgram::name).collect::<Vec<_>>());
         let isolated = ["cuda graph", "cuda trace", "regatta chaos", "train zero"];
         assert_eq!(names, [["comm chaos", "regatta launch"].as_slice(), &isolated]);

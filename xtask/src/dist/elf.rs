@@ -1,33 +1,131 @@
-//! The C library that a binary needs.
+//! The dynamic symbols of a 64-bit ELF file, and the symbol versions that it needs.
 
-/// The newest version of glibc in the names of symbol versions, such as `GLIBC_2.28`: major and minor.
-pub fn newest_glibc(binary: &[u8]) -> Option<[u32; 2]> {
-    const PREFIX: &[u8] = b"\0GLIBC_";
-    let starts = binary.windows(PREFIX.len()).enumerate();
-    let names = starts.filter(|(_, window)| *window == PREFIX).filter_map(|(at, _)| {
-        let name = &binary[at + PREFIX.len()..];
-        // Names end with a zero.
-        std::str::from_utf8(&name[..name.iter().position(|byte| *byte == 0)?]).ok()
-    });
-    names.filter_map(version).max()
+use anyhow::{Context, Result};
+use object::elf::{FileHeader64, SHN_UNDEF, SHT_DYNSYM, STB_WEAK};
+use object::read::elf::{FileHeader, Sym};
+use object::{Endianness, SymbolIndex};
+
+/// A dynamic symbol.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Symbol {
+    pub name: String,
+    /// Its version, such as `GLIBC_2.34`, if it has one.
+    pub version: Option<String>,
+    /// Whether the file defines the symbol, or needs it from a library.
+    pub is_defined: bool,
+    /// Whether the file is loaded without it, too.
+    pub is_weak: bool,
 }
 
-/// Major and minor of `2.28` or `2.2.5`.
-fn version(text: &str) -> Option<[u32; 2]> {
-    let mut numbers = text.split('.').map(|number| number.parse().ok());
-    Some([numbers.next()??, numbers.next()??])
+/// The dynamic symbols of a program or a library.
+///
+/// # Errors
+/// If the file is malformed.
+pub fn symbols(file: &[u8]) -> Result<Vec<Symbol>> {
+    let header = header(file)?;
+    let endian = header.endian().context("byte order")?;
+    let sections = header.sections(endian, file).context("section table")?;
+    let table = sections.symbols(endian, file, SHT_DYNSYM).context("dynamic symbols")?;
+    let versions = sections.versions(endian, file).context("symbol versions")?;
+    let mut symbols = Vec::new();
+    // The first entry of a symbol table is no symbol.
+    for (index, symbol) in table.iter().enumerate().skip(1) {
+        let name = symbol.name(endian, table.strings()).context("name of a dynamic symbol")?;
+        let name = text(name)?;
+        let version = match &versions {
+            Some(versions) => {
+                let version = versions.version_index(endian, SymbolIndex(index)).index();
+                versions.version(version).with_context(|| format!("version of {name}"))?
+            }
+            None => None,
+        };
+        symbols.push(Symbol {
+            version: version.map(|version| text(version.name())).transpose()?,
+            is_defined: symbol.st_shndx(endian) != SHN_UNDEF,
+            is_weak: symbol.st_bind() == STB_WEAK,
+            name,
+        });
+    }
+    Ok(symbols)
+}
+
+/// The versions without which the loader refuses the file, such as `GLIBC_2.28`.
+///
+/// # Errors
+/// If the file is malformed.
+pub fn needed_versions(file: &[u8]) -> Result<Vec<String>> {
+    let header = header(file)?;
+    let endian = header.endian().context("byte order")?;
+    let sections = header.sections(endian, file).context("section table")?;
+    let mut names = Vec::new();
+    let Some((needs, link)) = sections.gnu_verneed(endian, file).context("version needs")? else {
+        return Ok(names);
+    };
+    let strings = sections.strings(endian, file, link).context("version names")?;
+    for need in needs {
+        for version in need.context("version needs")?.1 {
+            let version = version.context("version needs")?;
+            names.push(text(version.name(endian, strings).context("version names")?)?);
+        }
+    }
+    Ok(names)
+}
+
+fn header(file: &[u8]) -> Result<&FileHeader64<Endianness>> {
+    FileHeader64::parse(file).context("not a 64-bit ELF file")
+}
+
+fn text(name: &[u8]) -> Result<String> {
+    Ok(std::str::from_utf8(name).context("symbol name")?.to_owned())
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
+    fn own() -> Vec<u8> {
+        std::fs::read(std::env::current_exe().unwrap()).unwrap()
+    }
+
     #[test]
-    fn the_newest_version_counts() {
-        let names = b"x\0GLIBC_2.2.5\0GLIBC_2.28\0GLIBC_PRIVATE\0GLIBC_2.9\0memcpy\0";
-        assert_eq!(newest_glibc(names), Some([2, 28]));
-        assert_eq!(newest_glibc(b"GLIBC_2.99\0"), None);
-        assert_eq!(newest_glibc(b"\0GLIBC_2.3"), None);
-        assert_eq!(newest_glibc(b""), None);
+    fn symbols_of_this_program_have_versions() {
+        let symbols = symbols(&own()).unwrap();
+        let start = symbols.iter().find(|symbol| symbol.name == "__libc_start_main").unwrap();
+        assert!(!start.is_defined && !start.is_weak);
+        let version = start.version.clone().unwrap();
+        assert!(version.starts_with("GLIBC_2."), "{version}");
+        assert!(needed_versions(&own()).unwrap().contains(&version));
+        assert!(symbols.iter().any(|symbol| symbol.is_weak));
+    }
+
+    #[test]
+    fn a_file_of_another_format_is_an_error() {
+        for file in [&b""[..], b"\x7fELF", b"#!/bin/sh\n", &[0x7f; 4096]] {
+            assert!(symbols(file).is_err() && needed_versions(file).is_err());
+        }
+    }
+
+    #[test]
+    fn a_truncated_file_is_an_error() {
+        // The section table, at the end of the file, is missing.
+        let mut file = own();
+        file.truncate(file.len() / 2);
+        assert!(symbols(&file).is_err() && needed_versions(&file).is_err());
+    }
+
+    #[test]
+    fn damaged_files_do_not_panic() {
+        let own = own();
+        let header = 0..64_usize;
+        // Section headers, where offsets and sizes are.
+        let table = u64::from_le_bytes(own[0x28..0x30].try_into().unwrap()) as usize..own.len();
+        let at = prop_oneof![header, table];
+        proptest!(ProptestConfig::with_cases(64), |(changes in prop::collection::vec((at, any::<u8>()), 1..8))| {
+            let mut damaged = own.clone();
+            changes.iter().for_each(|(at, byte)| damaged[*at] = *byte);
+            let _ = (symbols(&damaged), needed_versions(&damaged));
+        });
     }
 }
