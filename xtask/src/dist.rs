@@ -15,7 +15,7 @@ use crate::steps::{cargo, run};
 use crate::test_programs;
 
 /// Maximum size of the binary.
-const MAX_BYTES: u64 = 20 << 20;
+const MAX_BYTES: u64 = 20_000_000;
 
 /// Architectures, as `uname -m` prints them.
 const ARCHITECTURES: [&str; 2] = ["x86_64", "aarch64"];

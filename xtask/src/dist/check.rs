@@ -8,8 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::{FOLDER, architectures, check_binary, platform, tarball_name, wheel_name};
 use crate::steps::run;
 
-/// Folder of the C library of another architecture, as Debian's packages `libc6-arm64-cross` and so on install
-/// it.
+/// Folder of the C libraries of other architectures, as Debian's packages install them.
 const SYSROOT: &str = "/usr";
 
 /// A training that takes seconds, also in an emulator.
@@ -104,7 +103,9 @@ impl Runner {
         let has_libc = is_file(&Path::new(&sysroot).join("lib/libc.so.6"));
         match emulator {
             Some(emulator) if has_libc => Self::Emulator(vec![emulator, "-L".to_owned(), sysroot]),
-            Some(_) => Self::None(format!("{sysroot} has no C library (libc6-arm64-cross)")),
+            Some(_) => {
+                Self::None(format!("{sysroot} has no C library ({})", libc_package(architecture)))
+            }
             None => Self::None(format!("qemu-{architecture} (qemu-user-static) is not installed")),
         }
     }
@@ -130,6 +131,11 @@ impl Runner {
         }
         Ok(command)
     }
+}
+
+/// Debian's package with the C library of another architecture.
+fn libc_package(architecture: &str) -> &'static str {
+    if architecture == "aarch64" { "libc6-arm64-cross" } else { "libc6-amd64-cross" }
 }
 
 fn is_file(path: &Path) -> bool {
