@@ -1,6 +1,7 @@
 //! Development tasks: `cargo xtask test` is the test command of the README and of CI.
 
 mod dist;
+mod easybuild;
 mod steps;
 mod system_packages;
 mod test_programs;
@@ -21,6 +22,8 @@ cargo xtask dist [x86_64] [aarch64]
 cargo xtask check-dist [x86_64] [aarch64]
                     install these packages without a package index and run map and a short training; of
                     another architecture with qemu-user-static and its C library (libc6-arm64-cross)
+cargo xtask easybuild
+                    write the EasyBuild file with the crates of Cargo.lock into packaging/easybuild
 cargo xtask chaos [--cases N] [--seed S]
                     inject faults into N launched jobs on clusters of up to 40 nodes, with seeds from S
                     on: killed and hung processes, pauses, suspended jobs, duplicate signals, cut links,
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
         "bench" => steps::bench(),
         "dist" => dist::dist(std::env::args().skip(2)),
         "check-dist" => dist::check::check_dist(std::env::args().skip(2)),
+        "easybuild" => easybuild::write(),
         "chaos" => chaos(),
         _ => {
             eprintln!("{HELP}");
