@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 /// Packages and targets that run beside any other program, in this order: they compute in their own process,
@@ -100,6 +100,10 @@ pub fn parse(messages: &str) -> Result<Build> {
         build.programs.extend(program(&message));
         build.binary = binary(&message).unwrap_or(build.binary);
     }
+    ensure!(
+        !build.binary.as_os_str().is_empty(),
+        "cargo's messages do not name the binary regatta"
+    );
     Ok(build)
 }
 
@@ -191,6 +195,7 @@ mod tests {
         assert_eq!(programs[0].dir, Path::new("/w/crates/comm"));
         assert_eq!(binary, Path::new("/t/regatta"));
         assert!(parse("{").is_err());
+        assert!(parse(&messages[1]).is_err(), "without the binary");
     }
 
     #[test]
@@ -204,7 +209,8 @@ mod tests {
             ("cuda", "graph"),
         ];
         let messages = names.map(|(package, target)| artifact(package, target, "\"/t/x\"", true));
-        let queues = queues(parse(&messages.join("\n")).unwrap().programs);
+        let binary = artifact("regatta", "regatta", "\"/t/regatta\"", false);
+        let queues = queues(parse(&(messages.join("\n") + "\n" + &binary)).unwrap().programs);
         let names = queues.map(|queue| queue.iter().map(TestProgram::name).collect::<Vec<_>>());
         let isolated = ["cuda graph", "cuda trace", "regatta chaos", "train zero"];
         assert_eq!(names, [["comm chaos", "regatta launch"].as_slice(), &isolated]);
