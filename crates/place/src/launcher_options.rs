@@ -1,6 +1,6 @@
 //! Launcher options that reproduce a placement.
 
-use crate::environment::EnvVar;
+use crate::site_profile::SiteSetting;
 use regatta_model::{
     CpuSet, MemoryPolicy, NodeLayout, PlacedNode, PlacedRank, Placement, Warning, hostlist,
 };
@@ -20,20 +20,28 @@ pub enum LauncherSyntax {
     Mpich,
 }
 
+/// A launcher option without which a setting has no effect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequiredOption {
+    /// The option with its value.
+    pub option: String,
+    /// The reason, one sentence.
+    pub why: String,
+}
+
 /// The launcher options that settings of the site need to take effect.
-pub fn required_options(settings: &[EnvVar], launcher: LauncherSyntax) -> Vec<String> {
-    // OLCF and CSCS: the alternative rendezvous protocol needs both.
-    const REQUIRED: [(LauncherSyntax, &str, &str, &str); 2] = [
-        (LauncherSyntax::Srun, "FI_CXI_RDZV_PROTO", "alt_read", "--network=disable_rdzv_get"),
-        // ALCF: the ranks of oneCCL get their addresses from PMIx.
-        (LauncherSyntax::Pals, "CCL_PROCESS_LAUNCHER", "pmix", "--pmi=pmix"),
-    ];
-    let is_set = |variable: &str, value: &str| {
-        settings.iter().any(|s| s.variable == variable && s.value.as_deref() == Some(value))
+pub fn required_options(settings: &[SiteSetting], launcher: LauncherSyntax) -> Vec<RequiredOption> {
+    let of = |setting: &SiteSetting| match launcher {
+        LauncherSyntax::Srun => setting.requires.srun.clone(),
+        LauncherSyntax::Pals => setting.requires.pals.clone(),
+        LauncherSyntax::Flux | LauncherSyntax::OpenMpi | LauncherSyntax::Mpich => None,
     };
-    let required =
-        REQUIRED.iter().filter(|(l, variable, value, _)| *l == launcher && is_set(variable, value));
-    required.map(|(.., option)| (*option).to_owned()).collect()
+    let required = |setting: &SiteSetting| {
+        let value = setting.value.as_deref().unwrap_or_default();
+        let why = format!("Without it, {}={value} has no effect.", setting.variable);
+        of(setting).map(|option| RequiredOption { option, why })
+    };
+    settings.iter().filter_map(required).collect()
 }
 
 /// The options, one line per node type (a rankfile for Open MPI), each with the `required` ones, and
@@ -41,15 +49,16 @@ pub fn required_options(settings: &[EnvVar], launcher: LauncherSyntax) -> Vec<St
 pub fn launcher_options(
     placement: &Placement,
     launcher: LauncherSyntax,
-    required: &[String],
+    required: &[RequiredOption],
 ) -> (String, Vec<Warning>) {
     if launcher == LauncherSyntax::OpenMpi {
         return (rankfile(placement), Vec::new());
     }
+    let options = required.iter().map(|required| required.option.clone());
     if launcher == LauncherSyntax::Srun
         && let Some(uneven) = UnevenStep::of(placement)
     {
-        let words: Vec<String> = [uneven.srun()].into_iter().chain(required.to_vec()).collect();
+        let words: Vec<String> = [uneven.srun()].into_iter().chain(options).collect();
         let warnings = [exclusive_warning()].into_iter().chain(uneven.warning());
         return (words.join(" ") + "\n", warnings.collect());
     }
@@ -63,7 +72,7 @@ pub fn launcher_options(
             LauncherSyntax::Flux => group.flux(),
             LauncherSyntax::Mpich | LauncherSyntax::OpenMpi => group.mpich(),
         }];
-        words.extend(required.iter().cloned());
+        words.extend(options.clone());
         text.push_str(&(words.join(" ") + "\n"));
     }
     (text, warnings(placement, launcher))

@@ -323,6 +323,16 @@ pub struct LaunchArgs {
     /// Launcher that starts one agent per node [default: the scheduler's own, else ssh]
     #[arg(long, value_parser = one_of(&AGENT_LAUNCHERS), value_name = "LAUNCHER", help_heading = "Nodes")]
     pub launcher: Option<AgentLauncher>,
+    /// Further option for the launcher of the agents, as in --launcher-option=--environment=env.toml
+    /// (repeatable)
+    #[arg(
+        long,
+        value_name = "OPTION",
+        allow_hyphen_values = true,
+        conflicts_with = "standalone",
+        help_heading = "Nodes"
+    )]
+    pub launcher_option: Vec<String>,
     /// ssh command with options, as in 'ssh -p 2222'
     #[arg(long, value_name = "COMMAND", help_heading = "Nodes")]
     pub ssh: Option<String>,

@@ -12,13 +12,13 @@ use regatta_place::environment::{
     CacheDir, EnvContext, EnvVar, Framework, Rendezvous, environment,
 };
 use regatta_place::inherited_env::{InheritedEnv, KeptVariable, is_rank_specific, own_variables};
-use regatta_place::launcher_options::{self, LauncherSyntax};
+use regatta_place::launcher_options::{self, LauncherSyntax, RequiredOption};
 use regatta_place::rendezvous::{self, Candidate};
-use regatta_place::site_profile::{JobContext, SiteSetting};
+use regatta_place::site_profile::{JobContext, Profile, SiteSetting};
 
 use crate::options::RankEnvArgs;
 use crate::output;
-use crate::plan::JobPlan;
+use crate::plan::{Discovery, JobPlan};
 use crate::system;
 
 /// The environment of a rank, without the variables that the user excluded, and with the values that
@@ -161,10 +161,33 @@ pub fn note_unset_names(plan: &JobPlan, args: &RankEnvArgs, rendezvous: &Rendezv
 }
 
 /// The launcher options that the site's settings need to take effect.
-pub fn required_options(plan: &JobPlan, launcher: LauncherSyntax) -> Vec<String> {
+pub fn required_options(plan: &JobPlan, launcher: LauncherSyntax) -> Vec<RequiredOption> {
     let nodes = plan.placement.nodes.len() as u32;
-    let settings = settings(plan, &plan.machines[0], Framework::Torch, nodes);
-    launcher_options::required_options(&settings, launcher)
+    let context = JobContext::of(&plan.machines[0], nodes, Some(Framework::Torch.name()));
+    launcher_options::required_options(&plan.site.profile.settings(&context), launcher)
+}
+
+/// The options that the step of the agents needs, so that the site's settings take effect in the
+/// ranks: those of settings that the user neither excluded nor replaced.
+///
+/// Only srun's: they are about the NICs of the step. `--pmi=pmix` of PALS is for MPI processes, which
+/// agents are not.
+pub fn agent_step_options(
+    discovery: &Discovery,
+    site: &Profile,
+    args: &RankEnvArgs,
+) -> Vec<RequiredOption> {
+    let nodes = discovery.allocation.nodes.len() as u32;
+    let context = JobContext::of(&discovery.machines[0], nodes, Some(args.framework.name()));
+    let context = context.or_gpus_of(&site.matches.hardware);
+    let is_replaced = |setting: &SiteSetting| {
+        let own = discovery.env.get(&setting.variable);
+        own.is_some_and(|own| Some(own) != setting.value.as_deref())
+    };
+    let is_excluded = |name: &String| args.without.contains(name) || args.inherit.contains(name);
+    let mut settings = site.settings(&context);
+    settings.retain(|setting| !is_excluded(&setting.variable) && !is_replaced(setting));
+    launcher_options::required_options(&settings, LauncherSyntax::Srun)
 }
 
 /// Notes that a job of one node gets no network settings, if the site has any.

@@ -39,6 +39,8 @@ pub struct Discovery {
     pub nics: HashMap<String, Vec<Nic>>,
     /// Nodes and ranks.
     pub allocation: Allocation,
+    /// Whether ranks of an allocation's only node need an agent, too.
+    pub always_agents: bool,
 }
 
 impl Discovery {
@@ -56,7 +58,7 @@ impl Discovery {
         let machines = machines(source, &env)?;
         let allocation = Allocation::single_node(&machines[0].host);
         let (machine_index, nics) = Default::default();
-        Ok(Self { env, machines, machine_index, nics, allocation })
+        Ok(Self { env, machines, machine_index, nics, allocation, always_agents: false })
     }
 
     /// Index of a host's machine description.
@@ -79,11 +81,12 @@ impl Discovery {
         self.allocation.nodes.iter().position(|n| same_host(&n.host, own))
     }
 
-    /// Whether the ranks run on other nodes, which need agents.
+    /// Whether the ranks are started by agents: on other nodes, or where it is requested.
     pub fn needs_agents(&self) -> bool {
         let nodes = self.allocation.nodes.len();
-        let local = self.allocation.scheduler == Scheduler::None || self.this_node().is_some();
-        nodes > 1 || !local
+        let in_allocation = self.allocation.scheduler != Scheduler::None;
+        let local = !in_allocation || self.this_node().is_some();
+        nodes > 1 || !local || (self.always_agents && in_allocation)
     }
 
     /// Places a job.

@@ -377,6 +377,45 @@ fn dry_run_starts_nothing() {
 }
 
 #[test]
+fn dry_run_shows_the_option_that_a_setting_requires() {
+    let folder = TempDir::new();
+    let dry_run = |words: &str| launch(&folder, &format!("--dry-run {words} -- true")).ok();
+    let option = "option of the agents' srun  --network=disable_rdzv_get";
+    for system in ["frontier", "alps", "lumi-g"] {
+        let two = format!("--system {system} -N 2");
+        assert_contains(dry_run(&two), option);
+        for other in [
+            format!("--system {system}"),
+            format!("{two} --without FI_CXI_RDZV_PROTO"),
+            format!("{two} --launcher pals"),
+        ] {
+            assert!(!dry_run(&other).contains("agents' srun"), "{other}");
+        }
+        let mut own = command();
+        own.args(["launch", "--dry-run", "--system", system, "-N", "2", "true"]);
+        let own: CommandOutput = own.env("FI_CXI_RDZV_PROTO", "default").output().unwrap().into();
+        assert!(!own.ok().contains("agents' srun"), "a value of the user is kept");
+    }
+    // `--pmi=pmix` is for MPI processes, not for agents.
+    assert!(!dry_run("--system aurora -N 2").contains("--pmi=pmix"));
+}
+
+#[test]
+fn dry_run_shows_the_variables_of_check_net() {
+    let folder = TempDir::new();
+    let text = launch(&folder, "--dry-run --system lumi-g -N 2 --require-net cxi -- true").ok();
+    for line in [
+        "NCCL_DEBUG=INFO",
+        "NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,NET,ENV",
+        "NCCL_DEBUG_FILE=RUN-FOLDER/net/rank-15.log",
+    ] {
+        assert_contains(&text, &*format!("  env      {line}  the network is checked"));
+    }
+    assert!(!launch(&folder, "--dry-run --system lumi-g -- true").ok().contains("NCCL_DEBUG"));
+    assert_eq!(folder.names(), [""; 0]);
+}
+
+#[test]
 fn run_folder_is_removed_if_no_rank_started() {
     let folder = TempDir::new();
     let run = launch(&folder, "-n 1 --run-dir run -- no-such-program");
@@ -404,6 +443,8 @@ fn out_of_range_ranks_and_nodes_are_rejected() {
 fn launcher_has_no_effect_on_one_node() {
     let run = launch(&TempDir::new(), "-n 1 --launcher srun -- true").assert_code(0);
     assert_contains(&run.err, "note: --launcher has no effect on one node");
+    let run = launch(&TempDir::new(), "-n 1 --launcher-option=--x -- true").assert_code(0);
+    assert_contains(&run.err, "note: --launcher-option has no effect outside an allocation");
     for tool in ["''", "'\"x'"] {
         let run = launch(&TempDir::new(), &format!("-n 1 --wrap {tool} -- true"));
         run.assert_usage_error("'--wrap <TOOL>'");

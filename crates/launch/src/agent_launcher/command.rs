@@ -56,6 +56,8 @@ pub struct LaunchSpec<'a> {
     pub bootstrap_file: Option<&'a Path>,
     /// The ssh program and its options; empty for `ssh`.
     pub ssh: &'a [String],
+    /// Further options of the launcher.
+    pub options: &'a [String],
     /// GRES request of a Slurm step, see [`full_node_gres`](super::slurm_gres::full_node_gres).
     pub gres: &'a Gres,
 }
@@ -210,6 +212,7 @@ const RESTRICTING: [&str; 24] = [
 fn srun(spec: &LaunchSpec<'_>, command: &[OsString]) -> Vec<LaunchCommand> {
     let step = |nodes: Range<usize>, gres: Vec<String>| {
         let options = srun_options(&spec.hosts[nodes.clone()]).into_iter().chain(gres);
+        let options = options.chain(spec.options.iter().cloned());
         let args = options.map(OsString::from).chain(command.iter().cloned());
         LaunchCommand {
             env_remove: RESTRICTING.map(str::to_owned).to_vec(),
@@ -311,6 +314,7 @@ fn mpiexec(
     args.extend(placement.map(OsString::from));
     args.push(file.clone().into());
     args.extend(options.iter().map(OsString::from));
+    args.extend(spec.options.iter().map(OsString::from));
     args.extend(command);
     let command = LaunchCommand::new("mpiexec", args, 0..spec.hosts.len());
     LaunchCommand { hostfile: Some((file, text)), ..command }
@@ -330,6 +334,7 @@ fn flux(spec: &LaunchSpec<'_>, command: Vec<OsString>) -> LaunchCommand {
     for option in ["cpu-affinity=off", "gpu-affinity=off", "pmi=off", "exit-timeout=none"] {
         args.extend(["-o".to_owned(), option.to_owned()]);
     }
+    args.extend(spec.options.iter().cloned());
     LaunchCommand::new("flux", args.into_iter().map(OsString::from).chain(command), 0..count)
 }
 
@@ -360,7 +365,7 @@ fn ssh(spec: &LaunchSpec<'_>, node: usize, command: &[OsString]) -> LaunchComman
     }
     let ssh = spec.ssh.split_first();
     let (program, own) = ssh.map_or(("ssh", &[][..]), |(program, own)| (program, own));
-    let mut args: Vec<OsString> = own.iter().map(OsString::from).collect();
+    let mut args: Vec<OsString> = own.iter().chain(spec.options).map(OsString::from).collect();
     args.extend(SSH_OPTIONS.map(OsString::from));
     args.push((&spec.hosts[node]).into());
     args.push(std::os::unix::ffi::OsStringExt::from_vec(remote));

@@ -7,6 +7,7 @@ fn spec<'a>(hosts: &'a [String], bootstrap_file: Option<&'a Path>) -> LaunchSpec
         program: Path::new("/opt/my tools/regatta"),
         bootstrap_file,
         ssh: &[],
+        options: &[],
         gres: &Gres::Inherited,
     }
 }
@@ -66,6 +67,21 @@ fn heterogeneous_nodes_get_one_step_each() {
     assert_eq!(gres_options(&each), wanted);
     let all = Srun.commands(&LaunchSpec { gres: &each, ..spec(&hosts, None) }).unwrap();
     assert!(words(&all[2]).contains(&"--nodelist=n3".to_owned()));
+}
+
+#[test]
+fn further_options_come_before_the_agent() {
+    let (hosts, boot) = (hosts("n[1-2]"), Path::new("/run/1/boot"));
+    let options = ["--network=disable_rdzv_get".to_owned()];
+    for launcher in [Srun, Pals, Hydra, OpenMpi, Flux, Ssh] {
+        let spec = LaunchSpec { options: &options, ..spec(&hosts, Some(boot)) };
+        for command in launcher.commands(&spec).unwrap() {
+            let words = words(&command);
+            let at = words.iter().position(|word| *word == options[0]).unwrap();
+            let agent = words.iter().position(|word| word.contains("my tools")).unwrap();
+            assert!(at < agent, "{launcher}: {words:?}");
+        }
+    }
 }
 
 #[test]

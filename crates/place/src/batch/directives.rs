@@ -1,6 +1,7 @@
 //! The scheduler's directives of a job.
 
 use super::{BatchJob, BatchScheduler, Dependency, QueueOption, context};
+use crate::launcher_options::{LauncherSyntax, required_options};
 use crate::site_profile::Profile;
 
 /// A directive and its reason.
@@ -26,6 +27,14 @@ pub(super) fn directives(
         BatchScheduler::Flux => flux(job, site),
     };
     let context = context(job, site);
+    let settings = site.settings(&context).into_iter();
+    let settings: Vec<_> = settings.filter(|s| !job.without.contains(&s.variable)).collect();
+    let required = match scheduler {
+        BatchScheduler::Slurm => required_options(&settings, LauncherSyntax::Srun),
+        // PALS has it as an option of mpiexec, not of the job.
+        BatchScheduler::Pbs | BatchScheduler::Flux => Vec::new(),
+    };
+    directives.extend(required.into_iter().map(|r| directive(r.option, &r.why)));
     let own = site.batch.scheduler == Some(scheduler);
     let of_site = site.batch.directives.iter().filter(|d| own && d.when.are_met(&context));
     let of_site = of_site.map(|d| directive(d.option.clone(), &d.why));

@@ -132,6 +132,8 @@ pub struct BatchJob {
     pub requeue: bool,
     /// Further directives, which replace those of the site for the same option.
     pub directives: Vec<String>,
+    /// Settings of the site to omit, with the directives that they require.
+    pub without: Vec<String>,
     /// Folder of the script and of the job's output, relative to where it is submitted.
     pub job_dir: String,
     /// Path of regatta on the nodes.

@@ -31,6 +31,7 @@ fn job(command: &str) -> BatchJob {
         requeue: false,
         directives: Vec::new(),
         job_dir: "jobs/train".to_owned(),
+        without: Vec::new(),
         regatta: "regatta".to_owned(),
         launch_options: Vec::new(),
         command: words(command),
@@ -167,9 +168,15 @@ fn directives_of_the_user_replace_those_of_the_site() {
 fn single_node_jobs_have_no_network_option() {
     let one = BatchJob { nodes: 1, ..job("./train") };
     assert!(!script_for("frontier", &one).unwrap().contains("--network"));
-    assert!(
-        script_for("frontier", &job("./train")).unwrap().contains("--network=disable_rdzv_get")
-    );
+    let network = |name: &str, job: &BatchJob| {
+        script_for(name, job).unwrap().matches("\n#SBATCH --network=disable_rdzv_get\n").count()
+    };
+    for name in ["frontier", "alps", "lumi-g"] {
+        assert_eq!(network(name, &job("./train")), 1, "{name}");
+        let without = vec!["FI_CXI_RDZV_PROTO".to_owned()];
+        assert_eq!(network(name, &BatchJob { without, ..job("./train") }), 0, "{name}");
+    }
+    assert_eq!(network("perlmutter", &job("./train")), 0);
 }
 
 #[test]

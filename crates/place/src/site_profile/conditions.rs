@@ -5,7 +5,7 @@ use std::str::FromStr;
 use regatta_model::{Gpu, GpuVendor, Machine};
 use serde::Deserialize;
 
-use super::parse;
+use super::{HardwareMatch, parse};
 
 /// The job that conditions are evaluated for.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -57,6 +57,16 @@ impl JobContext {
             },
             plugin_path: software.net_plugin.clone(),
         }
+    }
+
+    /// The context with the GPUs of a site's nodes where this machine has none, such as a login
+    /// node.
+    pub fn or_gpus_of(mut self, hardware: &HardwareMatch) -> Self {
+        if self.vendor.is_none() {
+            self.vendor = hardware.vendor;
+            self.gpus_per_node = hardware.gpus.unwrap_or(0);
+        }
+        self
     }
 }
 

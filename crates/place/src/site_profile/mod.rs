@@ -37,6 +37,7 @@
 //! value = "1"                        # or: unset = true
 //! why = "Rings may use different NICs for ingress and egress."
 //! when = { nodes = ">1", rocm = "<6.2", assume_unknown = true }
+//! requires = { srun = "--network=x" }  # launcher options without which it has no effect
 //! ```
 
 mod conditions;
@@ -203,8 +204,21 @@ pub struct SettingRule {
     pub why: String,
     /// Its conditions.
     pub when: Conditions,
+    /// Launcher options without which it has no effect.
+    pub requires: RequiredOptions,
     /// The profile that defines it.
     pub profile: String,
+}
+
+/// Options of launchers that a setting needs to take effect: the only place where a profile names
+/// them. `regatta map`, `regatta submit` and `regatta launch` use them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RequiredOptions {
+    /// Of Slurm's srun, and of the job's allocation.
+    pub srun: Option<String>,
+    /// Of HPE's PALS mpiexec.
+    pub pals: Option<String>,
 }
 
 /// Value of a setting that is the path of the network plug-in.
@@ -230,6 +244,9 @@ pub struct SiteSetting {
     pub value: Option<String>,
     /// The reason, one sentence.
     pub why: String,
+    /// Launcher options without which it has no effect.
+    #[serde(skip)]
+    pub requires: RequiredOptions,
     /// The profile that defines it.
     pub profile: String,
 }
@@ -247,8 +264,8 @@ impl Profile {
         for rule in self.rules.iter().filter(|rule| rule.when.are_met(context)) {
             let Some(value) = rule.value_in(context) else { continue };
             if !settings.iter().any(|s| s.variable == rule.variable) {
-                let SettingRule { variable, why, profile, .. } = rule.clone();
-                settings.push(SiteSetting { variable, value, why, profile });
+                let SettingRule { variable, why, requires, profile, .. } = rule.clone();
+                settings.push(SiteSetting { variable, value, why, requires, profile });
             }
         }
         settings

@@ -12,7 +12,7 @@ use serde::de::{
 };
 
 use super::conditions::{Conditions, Constraint, PluginCondition};
-use super::{Profile, ProfileError, SettingRule};
+use super::{Profile, ProfileError, RequiredOptions, SettingRule};
 use regatta_model::suggest::did_you_mean;
 
 /// A file with several profiles.
@@ -86,13 +86,15 @@ pub(super) struct RawSettingRule {
     why: String,
     #[serde(default)]
     when: Conditions,
+    #[serde(default)]
+    requires: RequiredOptions,
 }
 
 impl TryFrom<RawSettingRule> for SettingRule {
     type Error = String;
 
     fn try_from(raw: RawSettingRule) -> Result<Self, String> {
-        let RawSettingRule { variable, value, unset, why, when } = raw;
+        let RawSettingRule { variable, value, unset, why, when, requires } = raw;
         let is_valid = |c: char| c.is_ascii_alphanumeric() || c == '_';
         let starts_with_digit = variable.starts_with(|c: char| c.is_ascii_digit());
         if variable.is_empty() || starts_with_digit || !variable.chars().all(is_valid) {
@@ -108,8 +110,20 @@ impl TryFrom<RawSettingRule> for SettingRule {
         if why.trim().is_empty() {
             return Err(format!("{variable} needs a reason: why = \"…\""));
         }
-        Ok(SettingRule { variable, value, why, when, profile: String::new() })
+        let options = requires.srun.iter().chain(&requires.pals);
+        if let Some(option) = options.into_iter().find(|option| !is_option(option)) {
+            return Err(format!(
+                "{variable} requires {option:?}, which is not an option: --name=value"
+            ));
+        }
+        Ok(SettingRule { variable, value, why, when, requires, profile: String::new() })
     }
+}
+
+/// Whether a text is a long option, as one word that needs no quotes in a script.
+fn is_option(text: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || "-_=.,:/+".contains(c);
+    text.strip_prefix("--").is_some_and(|name| !name.is_empty()) && text.chars().all(is_part)
 }
 
 /// A string, or an integer meant as one.

@@ -67,6 +67,7 @@ fn starts_agents() {
         program: &folder.join("agent"),
         bootstrap_file: (!launcher.bootstraps_via_stdin()).then_some(&boot_file),
         ssh: &[var(SSH)],
+        options: &[],
         gres: &full_node_gres(&scontrol, &hosts),
     };
     let mut all = launcher.commands(&agents).unwrap();

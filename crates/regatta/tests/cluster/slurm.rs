@@ -31,6 +31,7 @@ fn allocation_and_environment_are_correct_under_slurm() {
     contradictory_variables(&cluster);
     launch_per_task(&cluster);
     variables_exclude_spares(&cluster);
+    launcher_options(&cluster);
     smoke(&cluster);
 }
 
@@ -243,4 +244,32 @@ fn variables_exclude_spares(cluster: &TestCluster) {
     let command = ["--ranks-per-node", "1", "--run-dir", "spare", "--", "sh", "-c", print];
     let out = run(cluster.hosts.login("salloc", words).args(command)).unwrap();
     assert!(out.stdout.contains("1 1 node1\n"), "{out:?}");
+}
+
+/// Options of the agents' step: those of the site's settings, and the user's, which also a job on one
+/// node needs.
+fn launcher_options(cluster: &TestCluster) {
+    let profile = cluster.hosts.shared().join("site.toml");
+    let text = "name = \"site\"\n[[set]]\nvariable = \"A\"\nvalue = \"1\"\nwhy = \"Why.\"\n\
+                when = { nodes = \">1\" }\nrequires = { srun = \"--network=disable_rdzv_get\" }\n";
+    std::fs::write(&profile, text).unwrap();
+    let file = profile.to_str().unwrap();
+    let site = ["--profile-file", file, "--profile", "site", "--ranks-per-node", "1"];
+    let launch = |nodes: &str, options: &[&str], command: &[&str]| {
+        let words = ["-Q", nodes, "--exclusive", REGATTA, "launch"];
+        let mut salloc = cluster.hosts.login("salloc", words);
+        run(salloc.args(site).args(options).arg("--").args(command))
+            .unwrap()
+            .expect_success()
+            .stdout
+    };
+    let dry_run = launch(NODES, &["--dry-run"], &["true"]);
+    assert_contains(&dry_run, [" --network=disable_rdzv_get ", "Without it, A=1 has no effect."]);
+    assert_contains(
+        launch(NODES, &["--run-dir", "network"], &["sh", "-c", "echo ran $A"]),
+        "ran 1",
+    );
+    let export = "--launcher-option=--export=ALL,MARK=by-srun";
+    let one = launch("-wnode1", &[export, "--run-dir", "mark"], &["sh", "-c", "echo $MARK"]);
+    assert_contains(one, "by-srun");
 }

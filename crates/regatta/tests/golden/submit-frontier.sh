@@ -24,7 +24,7 @@
 #SBATCH --output=jobs/regatta-train/job.out
 # A job that starts again keeps its earlier output.
 #SBATCH --open-mode=append
-# Disables the NIC's rendezvous, so that FI_CXI_RDZV_PROTO=alt_read takes effect.
+# Without it, FI_CXI_RDZV_PROTO=alt_read has no effect.
 #SBATCH --network=disable_rdzv_get
 
 stop_ranks() {

@@ -116,10 +116,13 @@ pub fn run(args: &mut LaunchArgs) -> Result<ExitCode> {
 
 /// Discovers this machine and, unless `--standalone` is given, the allocation.
 pub fn discover(args: &LaunchArgs) -> Result<Discovery> {
-    match args.standalone {
-        true => Discovery::standalone(&args.source),
-        false => Discovery::run(&args.source, args.spares),
-    }
+    let mut discovery = match args.standalone {
+        true => Discovery::standalone(&args.source)?,
+        false => Discovery::run(&args.source, args.spares)?,
+    };
+    // Options of the launcher, such as a container, are for the ranks of any node.
+    discovery.always_agents = !args.launcher_option.is_empty();
+    Ok(discovery)
 }
 
 /// Launches the ranks on the nodes that [`discover`] found.
@@ -133,6 +136,9 @@ pub fn launch(args: &LaunchArgs, discovery: Discovery, observer: Observer<'_>) -
     }
     if args.launcher.is_some() && !discovery.needs_agents() {
         output::note("--launcher has no effect on one node: its ranks are started directly");
+    }
+    if !args.launcher_option.is_empty() && !discovery.needs_agents() {
+        output::note("--launcher-option has no effect outside an allocation: there are no agents");
     }
     if args.dry_run { dry_run(args, discovery) } else { start(args, discovery, observer) }
 }
@@ -181,14 +187,16 @@ fn become_rank(args: &LaunchArgs, discovery: Discovery, rank: u32) -> Result<Exi
 
 fn dry_run(args: &LaunchArgs, mut discovery: Discovery) -> Result<ExitCode> {
     let id = new_run_id();
-    let agents = match discovery.needs_agents() && discovery.machines[0].is_live() {
-        true => start_agents::describe(args, &discovery)?,
-        false => String::new(),
+    let agents = match discovery.machines[0].is_live() {
+        true if discovery.needs_agents() => start_agents::describe(args, &discovery)?,
+        true => String::new(),
+        false => start_agents::describe_elsewhere(args, &discovery)?,
     };
     // Agents run on all nodes, ranks on all but the spares, which are the last.
     let nodes = &mut discovery.allocation.nodes;
     nodes.truncate(nodes.len() - args.spares as usize);
-    let plan = local::LocalTarget::new(args, discovery, &id, None).plan(0)?;
+    let mut plan = local::LocalTarget::new(args, discovery, &id, None).plan(0)?;
+    net_check::set_variables(args, &mut plan, "RUN-FOLDER/net", 0)?;
     plan.job.placement.warnings.iter().for_each(output::warn);
     output::print(&format!("{agents}{}", report::describe(&plan)))?;
     Ok(ExitCode::SUCCESS)

@@ -105,6 +105,38 @@ pub fn is_requested(args: &LaunchArgs) -> bool {
     args.check_net || args.require_net.is_some()
 }
 
+/// Sets the variables of all ranks, whose logs go to a folder; returns whether the network is checked.
+pub fn set_variables(
+    args: &LaunchArgs,
+    plan: &mut LaunchPlan,
+    logs: &str,
+    attempt: u32,
+) -> Result<bool> {
+    if !is_requested(args) {
+        return Ok(false);
+    }
+    let settings = debug_settings(|name| plan.job.env.get(name));
+    if attempt == 0 {
+        settings.notes.iter().for_each(|note| output::note(&format!("--check-net: {note}")));
+    }
+    match (settings.obstacle, &args.require_net) {
+        (Some(obstacle), Some(_)) => bail!("--require-net cannot check the network: {obstacle}"),
+        (Some(obstacle), None) => {
+            output::note(&format!("--check-net checks nothing: {obstacle}"));
+            return Ok(false);
+        }
+        (None, _) => {}
+    }
+    for rank in &mut plan.ranks {
+        let file = format!("{logs}/{}", net_log::log_name(rank.spec.rank));
+        let common = settings.set.iter().map(|&(name, value)| (name, value.to_owned()));
+        for (name, value) in common.chain([("NCCL_DEBUG_FILE", file)]) {
+            rank.add_variable(env_var(name, value, "the network is checked (--check-net)"));
+        }
+    }
+    Ok(true)
+}
+
 impl NetCheck {
     /// Sets the variables of all ranks and starts to read their logs; `None` if nothing is checked.
     pub fn prepare(
@@ -116,35 +148,17 @@ impl NetCheck {
         if !is_requested(args) {
             return Ok(None);
         }
-        let settings = debug_settings(|name| plan.job.env.get(name));
-        if attempt == 0 {
-            settings.notes.iter().for_each(|note| output::note(&format!("--check-net: {note}")));
-        }
-        match (settings.obstacle, &args.require_net) {
-            (Some(obstacle), Some(_)) => {
-                bail!("--require-net cannot check the network: {obstacle}")
-            }
-            (Some(obstacle), None) => {
-                output::note(&format!("--check-net checks nothing: {obstacle}"));
-                return Ok(None);
-            }
-            (None, _) => {}
-        }
         let path = std::path::absolute(folder.path()).context("path of the run folder")?;
         let mut logs = path.join(net_log::FOLDER);
         logs.extend(attempt_folder(attempt));
-        std::fs::create_dir_all(&logs)
-            .with_context(|| format!("cannot create {}", logs.display()))?;
         let Some(text) = logs.to_str() else {
             bail!("--check-net needs a run folder whose path is UTF-8: pass --run-dir")
         };
-        for rank in &mut plan.ranks {
-            let file = format!("{text}/{}", net_log::log_name(rank.spec.rank));
-            let common = settings.set.iter().map(|&(name, value)| (name, value.to_owned()));
-            for (name, value) in common.chain([("NCCL_DEBUG_FILE", file)]) {
-                rank.add_variable(env_var(name, value, "the network is checked (--check-net)"));
-            }
+        if !set_variables(args, plan, text, attempt)? {
+            return Ok(None);
         }
+        std::fs::create_dir_all(&logs)
+            .with_context(|| format!("cannot create {}", logs.display()))?;
         Ok(Some(Self::spawn(&logs, plan.ranks.len(), args.require_net.clone())?))
     }
 

@@ -22,6 +22,8 @@ use regatta_launch::signals::SignalCatcher;
 use regatta_model::hostlist;
 use regatta_model::result::RankExit;
 use regatta_model::units::pluralize;
+use regatta_place::batch::BatchScheduler;
+use regatta_place::launcher_options::RequiredOption;
 use regatta_place::rendezvous;
 use regatta_wire::clock;
 use regatta_wire::secret::Secret;
@@ -30,7 +32,7 @@ use super::report;
 use crate::cli::{FAINT, LaunchArgs};
 use crate::plan::Discovery;
 use crate::shell::quote_words;
-use crate::{output, system};
+use crate::{env, output, system};
 
 /// Delay before the first progress message while waiting for agents.
 const PROGRESS_DELAY: Duration = Duration::from_secs(2);
@@ -126,7 +128,24 @@ pub fn describe(args: &LaunchArgs, discovery: &Discovery) -> Result<String> {
     let line = |LaunchCommand { program, args, .. }: &LaunchCommand| {
         format!("agent command  {}\n", quote_words(std::iter::once(program).chain(args)))
     };
-    Ok(commands.iter().map(line).collect())
+    let required = step_options(args, launcher, discovery)?;
+    Ok(commands.iter().map(line).chain(required.iter().map(describe_option)).collect())
+}
+
+/// The options that the site requires of the agents' step in a job on a described machine, for
+/// `--dry-run`.
+pub fn describe_elsewhere(args: &LaunchArgs, discovery: &Discovery) -> Result<String> {
+    let (site, _) = discovery.resolve_job(&args.source, &args.job)?;
+    let is_slurm = site.profile.batch.scheduler == Some(BatchScheduler::Slurm);
+    let options = match args.launcher.map_or(is_slurm, |own| own == AgentLauncher::Srun) {
+        true => env::agent_step_options(discovery, &site.profile, &args.rank_env),
+        false => Vec::new(),
+    };
+    Ok(options.iter().map(describe_option).collect())
+}
+
+fn describe_option(RequiredOption { option, why }: &RequiredOption) -> String {
+    format!("option of the agents' srun  {option}  {FAINT}{why}{FAINT:#}\n")
 }
 
 /// Starts agents on all nodes and waits until they connect. Nodes whose agent does not connect are
@@ -227,8 +246,32 @@ fn commands(
     let job = discovery.env.get("SLURM_JOB_ID").filter(|_| launcher == AgentLauncher::Srun);
     let job = job.and_then(system::slurm_job);
     let gres = job.map_or(Gres::Inherited, |job| slurm_gres::full_node_gres(&job, hosts));
-    let spec = LaunchSpec { hosts, program, bootstrap_file: boot_file, ssh: &ssh, gres: &gres };
+    let required = step_options(args, launcher, discovery)?.into_iter().map(|r| r.option);
+    // The user's options last: srun uses the last of several values.
+    let options: Vec<String> = required.chain(args.launcher_option.iter().cloned()).collect();
+    let spec = LaunchSpec {
+        hosts,
+        program,
+        bootstrap_file: boot_file,
+        ssh: &ssh,
+        options: &options,
+        gres: &gres,
+    };
     Ok(launcher.commands(&spec)?)
+}
+
+/// The options that the site's settings require of the step of the agents: an allocation may be
+/// without them, as from a plain `salloc`.
+fn step_options(
+    args: &LaunchArgs,
+    launcher: AgentLauncher,
+    discovery: &Discovery,
+) -> Result<Vec<RequiredOption>> {
+    if launcher != AgentLauncher::Srun {
+        return Ok(Vec::new());
+    }
+    let (site, _) = discovery.resolve_job(&args.source, &args.job)?;
+    Ok(env::agent_step_options(discovery, &site.profile, &args.rank_env))
 }
 
 /// The addresses by which nodes may reach this host, that of the high-speed network first.

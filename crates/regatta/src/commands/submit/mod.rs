@@ -88,6 +88,10 @@ pub struct SubmitArgs {
     /// Ranks per node [default: one per GPU, else one per NUMA node]
     #[arg(long, value_name = "COUNT", value_parser = positive(), visible_alias = "nproc-per-node", help_heading = "Program")]
     ranks_per_node: Option<u32>,
+    /// Do not set this variable of the site (repeatable), for example NCCL_NET_GDR_LEVEL; also omits
+    /// the directive that it needs
+    #[arg(long, value_name = "VARIABLE", help_heading = "Program")]
+    without: Vec<String>,
 
     /// Site profile: lumi-g, frontier, perlmutter, polaris, aurora, alps, jupiter, marenostrum5-acc,
     /// el-capitan, or one of --profile-file [default: detected]
@@ -248,6 +252,7 @@ fn batch_job(args: &SubmitArgs, site: &Site, scheduler: BatchScheduler) -> Resul
         signal_before: args.signal_before,
         requeue: args.requeue,
         directives: args.directive.clone(),
+        without: args.without.clone(),
         regatta: regatta_path(args),
         launch_options: launch_options(args, site)?,
         name,
@@ -265,6 +270,9 @@ fn launch_options(args: &SubmitArgs, site: &Site) -> Result<Vec<String>> {
     for file in &args.profile_file {
         let path = std::path::absolute(file)?.into_os_string();
         options.extend(["--profile-file".to_owned(), utf8(path)?]);
+    }
+    for name in &args.without {
+        options.extend(["--without".to_owned(), name.clone()]);
     }
     if let Some(count) = args.ranks_per_node {
         options.extend(["--ranks-per-node".to_owned(), count.to_string()]);
