@@ -15,7 +15,7 @@ use serde_json::Value;
 use support::{CommandOutput, TempDir, command, golden, run_line};
 
 /// Golden files and the commands that print them.
-const SCRIPTS: [(&str, &str); 11] = [
+const SCRIPTS: [(&str, &str); 16] = [
     (
         "submit-lumi-g",
         "--system lumi-g -N 4 -t 2h -A project_465000001 --module PyTorch/2.3 -- python train.py --lr 3e-4",
@@ -32,6 +32,26 @@ const SCRIPTS: [(&str, &str); 11] = [
     (
         "submit-alps",
         "--system alps -N 2 -t 1h -A g123 --after 100 --after 101 --after-any 99 -- ./train",
+    ),
+    (
+        "submit-perlmutter-container",
+        "--system perlmutter -N 2 -t 1h -A m1234_g --container nersc/pytorch:25.06.01 -- python train.py",
+    ),
+    (
+        "submit-alps-container",
+        "--system alps -N 2 -t 1h -A g123 --container nvcr.io#nvidia/pytorch:25.11-py3 -- python train.py",
+    ),
+    (
+        "submit-alps-edf",
+        "--system alps -N 2 -t 1h -A g123 --container my-env.toml -- python train.py",
+    ),
+    (
+        "submit-slurm-array",
+        "--scheduler slurm --system infiniband -t 1h --array 0-9%2 --requeue --gpus-per-node 8 -- regatta train tiny",
+    ),
+    (
+        "submit-pbs-array",
+        "--scheduler pbs --system infiniband -t 1h --array 10 --gpus-per-node 4 -- python train.py",
     ),
     (
         "submit-slurm",
@@ -78,6 +98,32 @@ fn scripts_of_sites() {
     assert!(folder.names().is_empty(), "a dry run writes nothing");
 }
 
+/// podman-hpc passes the variables that are named, and no others.
+#[test]
+fn container_of_perlmutter_gets_all_variables_of_a_rank() {
+    let words = SCRIPTS.iter().find(|(name, _)| *name == "submit-perlmutter-container").unwrap().1;
+    let script = dry_run(&TempDir::new(), words).ok();
+    let words = shlex::split(&script.replace("\\\n", " ")).unwrap();
+    let passed = words.windows(2).filter(|pair| pair[0] == "-e").map(|pair| pair[1].clone());
+    let passed: Vec<String> = passed.collect();
+    let is_passed = |variable: &str| {
+        passed.iter().any(|name| match name.strip_suffix('*') {
+            Some(start) => variable.starts_with(start),
+            None => variable == name,
+        })
+    };
+    for framework in ["torch", "deepspeed", "accelerate", "horovod", "jax"] {
+        let line = format!("launch --system perlmutter -N 2 --framework {framework}");
+        let text = run_line(&format!("{line} --check-net --dry-run true")).ok();
+        let variables = text.lines().filter_map(|line| line.trim().strip_prefix("env "));
+        let names: Vec<&str> = variables.map(|v| v.trim().split('=').next().unwrap()).collect();
+        assert!(names.len() > 100, "{text}");
+        let missing: Vec<&&str> = names.iter().filter(|name| !is_passed(name)).collect();
+        assert!(missing.is_empty(), "{framework}: {missing:?}");
+    }
+    assert!(!is_passed("PATH") && !is_passed("LD_LIBRARY_PATH") && !is_passed("CUDA_HOME"));
+}
+
 #[test]
 fn errors_name_the_option() {
     let folder = TempDir::new();
@@ -86,6 +132,10 @@ fn errors_name_the_option() {
     assert_contains(error("--system polaris -A x -- ./a"), ["--time LIMIT", "--partition NAME"]);
     assert_contains(error("--system lumig -- ./a"), "did you mean lumi-g?");
     assert_contains(error("--system lumi-g -A a;b -- ./a"), "--account \"a;b\"");
+    let array = "--array: every task would write to the run folder x";
+    let named = "--system lumi-g -A a --array 3 -- regatta launch --run-dir x ./a";
+    assert_contains(error(named), array);
+    run_line("submit --array 1,3 -- ./a").assert_usage_error("expected a number of tasks as in 10");
     let ranks = "--system lumi-g -A a --ranks-per-node 2 -- regatta train";
     assert_contains(error(ranks), "--ranks-per-node is for programs");
     run_line("submit -t 30 -- ./a").assert_usage_error("invalid value '30' for '--time <LIMIT>'");
@@ -174,6 +224,71 @@ fn submitted_job_is_recorded_and_listed() {
     assert_contains(user.run("jobs train").ok(), ["failed", "exit code 75"]);
     assert_eq!(user.calls("sacct"), calls);
     user.run("jobs 4712").assert_error("no submitted job is \"4712\"");
+}
+
+#[test]
+fn array_is_listed_by_its_tasks() {
+    let user = User::new(&[
+        ("sbatch", "echo 77"),
+        ("squeue", "cat queue 2>/dev/null"),
+        ("sacct", "cat accounting 2>/dev/null"),
+    ]);
+    assert_eq!(user.run("submit -t 1h --array 0-3%2 -- ./train").ok(), "77\n");
+    let write = |name: &str, text: &str| std::fs::write(user.folder.join(name), text).unwrap();
+    write(
+        "queue",
+        "77_1|RUNNING|1:00|1:00:00|None|train\n77_2|PENDING|0:00|1:00:00|JobArrayTaskLimit|train\n\
+         77_3|PENDING|0:00|1:00:00|JobArrayTaskLimit|train\n",
+    );
+    // The accounting database is behind.
+    write("accounting", "77_0|FAILED|90|60|3:0|train\n77_1|PENDING|0|60|0:0|train\n");
+    std::fs::create_dir_all(user.folder.join("jobs/train/task-1/run-0")).unwrap();
+    let job = user.jobs()["jobs"][0].clone();
+    assert_eq!((&job["state"], &job["array"]), (&"running".into(), &"0-3%2".into()));
+    assert_eq!(job["reason"], "1 failed, 1 running, 2 pending");
+    assert_eq!(
+        (&job["tasks"][0]["id"], &job["tasks"][0]["exit_code"]),
+        (&"77_0".into(), &3.into())
+    );
+    let run = job["tasks"][1]["run_folder"].as_str().unwrap();
+    assert!(run.ends_with("jobs/train/task-1/run-0"), "{run}");
+    let table = user.run("jobs").ok();
+    assert_eq!(table.lines().count(), 2, "one line per array:\n{table}");
+    let table = user.run("jobs 77").ok();
+    assert_contains(&table, ["77_0", "exit code 3", "77_3", "JobArrayTaskLimit"]);
+
+    // Both forget task 0, whose end is in the record.
+    write("queue", "");
+    let rest = [1, 2, 3].map(|task| format!("77_{task}|COMPLETED|90|60|0:0|train\n"));
+    write("accounting", &rest.concat());
+    let job = user.jobs()["jobs"][0].clone();
+    assert_eq!(
+        (&job["state"], &job["reason"]),
+        (&"failed".into(), &"1 failed, 3 completed".into())
+    );
+    let calls = user.calls("squeue");
+    user.run("jobs").ok();
+    assert_eq!(user.calls("squeue"), calls, "the end of the array is in the record");
+}
+
+#[test]
+fn pbs_array_is_listed_by_its_tasks() {
+    let qstat = r#"case $* in *-t*) ;; *) exit 1;; esac
+cat <<EOF
+{"Jobs": {"7[].server": {"Job_Name": "train", "job_state": "B"},
+ "7[0].server": {"Job_Name": "train", "job_state": "X", "Exit_status": 0},
+ "7[1].server": {"Job_Name": "train", "job_state": "R"}}}
+EOF"#;
+    let user = User::new(&[("qsub", "echo '7[].server'"), ("qstat", qstat)]);
+    assert_eq!(user.run("submit --scheduler pbs -t 1h --array 2 -- ./train").ok(), "7[].server\n");
+    let script = user.folder.read("jobs/train/job.sh");
+    assert_contains(&script, ["#PBS -J 0-1\n", "#PBS -r y\n", "/task-$task/run-$run"]);
+    let job = user.run("jobs --json 7").json::<Value>()["jobs"][0].clone();
+    assert_eq!(
+        (&job["state"], &job["reason"]),
+        (&"running".into(), &"1 running, 1 completed".into())
+    );
+    assert_eq!(job["tasks"][1]["id"], "7[1].server");
 }
 
 #[test]

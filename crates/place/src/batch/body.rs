@@ -1,9 +1,9 @@
 //! The commands of a batch script. Every word of the user is quoted.
 
-use regatta_model::GpuVendor;
 use regatta_model::shell::quote;
 
-use super::{BatchError, BatchJob, BatchScheduler, ContainerRuntime, gpu_vendor, site_title};
+use super::container::{ContainerCommands, container};
+use super::{BatchError, BatchJob, BatchScheduler};
 use crate::site_profile::Profile;
 
 /// Where the runs of a job are.
@@ -24,6 +24,8 @@ impl RunDir {
     pub const NUMBERED_PREFIX: &str = "run-";
     /// Name of the [`RunDir::Resumed`] folder.
     pub const RESUMED_NAME: &str = "run";
+    /// Start of the names of the folders of an array's tasks, which have the folders of their runs.
+    pub const TASK_PREFIX: &str = "task-";
 }
 
 /// How the command of a job is started.
@@ -102,29 +104,55 @@ pub(super) fn body(
         text += "\n";
         text.extend(job.modules.iter().map(|m| format!("module load {} || exit\n", quote(m))));
     }
+    if let Some(index) = job.array.and_then(|_| task_index(scheduler)) {
+        text += &format!("\n# The task of the array.\ntask={index}\n");
+    }
     let runs = run_dir(&job.command);
     if runs == RunDir::Numbered {
-        let dir = &job.job_dir;
+        let dir = run_parent(job);
         text += &format!(
             "\n# A run folder holds one run: a job that starts again uses the next one.\nrun=0\n\
              while [ -e \"{dir}/run-$run\" ]; do run=$((run + 1)); done\n"
         );
     }
-    let command = command(job, site, &runs)?;
+    let container = container(scheduler, job, site)?;
+    text += &container.setup;
+    let command = command(job, &container, &runs)?;
     let continues = scheduler == BatchScheduler::Slurm && job.requeue && job.signal_before > 0;
     Ok(text
         + &match continues {
-            true => requeue_after_limit(&command),
+            true => requeue_after_limit(job, &command),
             false => format!("\n{}\n", with_timer(scheduler, job, &command)),
         })
 }
 
+/// The index of an array's task.
+fn task_index(scheduler: BatchScheduler) -> Option<&'static str> {
+    match scheduler {
+        BatchScheduler::Slurm => Some("$SLURM_ARRAY_TASK_ID"),
+        BatchScheduler::Pbs => Some("$PBS_ARRAY_INDEX"),
+        BatchScheduler::Flux => None,
+    }
+}
+
+/// The folder of the run folders: that of the job, or of its task.
+fn run_parent(job: &BatchJob) -> String {
+    let task = job.array.map_or(String::new(), |_| format!("/{}$task", RunDir::TASK_PREFIX));
+    job.job_dir.clone() + &task
+}
+
 /// The command that starts the ranks.
-fn command(job: &BatchJob, site: &Profile, runs: &RunDir) -> Result<String, BatchError> {
+fn command(
+    job: &BatchJob,
+    container: &ContainerCommands,
+    runs: &RunDir,
+) -> Result<String, BatchError> {
     let kind = RunKind::of(&job.command);
+    let parent = run_parent(job);
     let run_dir = match runs {
-        RunDir::Numbered => format!(" --run-dir \"{}/run-$run\"", job.job_dir),
-        RunDir::Resumed => format!(" --run-dir {}/run", job.job_dir),
+        RunDir::Numbered => format!(" --run-dir \"{parent}/run-$run\""),
+        RunDir::Resumed if job.array.is_some() => format!(" --run-dir \"{parent}/run\""),
+        RunDir::Resumed => format!(" --run-dir {parent}/run"),
         RunDir::Named(_) | RunDir::Unknown => String::new(),
     };
     let options: String = job.launch_options.iter().map(|o| format!(" {}", quote(o))).collect();
@@ -132,10 +160,12 @@ fn command(job: &BatchJob, site: &Profile, runs: &RunDir) -> Result<String, Batc
         words.iter().map(|word| format!(" {}", quote(word))).collect()
     };
     if kind == RunKind::Program {
-        let container = container(job, site)?;
         let regatta = quote(&job.regatta);
+        let ContainerCommands { launch_options, prefix, .. } = container;
         let words = words(&job.command);
-        return Ok(format!("{regatta} launch{options}{run_dir} \\\n    --{container}{words}"));
+        return Ok(format!(
+            "{regatta} launch{options}{launch_options}{run_dir} \\\n    --{prefix}{words}"
+        ));
     }
     let (subcommand, rest) = (job.command.get(1), job.command.get(2..).unwrap_or_default());
     if job.container.is_some() {
@@ -151,37 +181,6 @@ fn command(job: &BatchJob, site: &Profile, runs: &RunDir) -> Result<String, Batc
         // After the operation, which is a subcommand.
         _ => format!("{start}{rest}{run_dir}"),
     })
-}
-
-/// The words that run a program in the job's container.
-fn container(job: &BatchJob, site: &Profile) -> Result<String, BatchError> {
-    let Some(image) = &job.container else { return Ok(String::new()) };
-    let runtime = job.container_runtime.or(site.batch.container);
-    let unsupported = |runtime, fix| {
-        let site = site_title(site).to_owned();
-        Err(BatchError::Container { runtime, site, fix })
-    };
-    let program = match runtime.unwrap_or(ContainerRuntime::Apptainer) {
-        ContainerRuntime::Apptainer => "apptainer",
-        ContainerRuntime::Singularity => "singularity",
-        ContainerRuntime::PodmanHpc => {
-            let fix = "it passes no variables by itself; write `podman-hpc run --gpu -e RANK ...` \
-                       before the program";
-            return unsupported("podman-hpc", fix);
-        }
-        ContainerRuntime::Edf => {
-            let fix = "srun starts it; submit a script with `srun --environment=FILE`, in which \
-                       `regatta launch` becomes each rank";
-            return unsupported("the container engine", fix);
-        }
-    };
-    let gpu = match (gpu_vendor(job, site), job.gpus_per_node) {
-        (Some(GpuVendor::Amd), _) => " --rocm",
-        (Some(GpuVendor::Nvidia), _) => " --nv",
-        (None, Some(gpus)) if gpus > 0 => " --nv",
-        _ => "",
-    };
-    Ok(format!(" {program} exec{gpu} --bind \"$PWD\" {}", quote(image)))
 }
 
 /// The command in place of this shell, so that signals reach it. PBS sends no signal before the time
@@ -204,7 +203,12 @@ fn with_timer(scheduler: BatchScheduler, job: &BatchJob, command: &str) -> Strin
 /// command runs beside the shell, which waits: with `exec`, nothing could look at its exit code.
 ///
 /// A signal may arrive at any line: before the ranks' process is known, or before `wait`.
-fn requeue_after_limit(command: &str) -> String {
+fn requeue_after_limit(job: &BatchJob, command: &str) -> String {
+    // The last task of an array has the ID of the array, which would requeue all of them.
+    let id = match job.array {
+        Some(_) => "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID",
+        None => "$SLURM_JOB_ID",
+    };
     format!(
         "
 stop_ranks() {{
@@ -229,7 +233,7 @@ while [ -n \"$signalled\" ] && [ \"$code\" -gt 128 ]; do
 done
 # 75: the work is not finished. The job continues where it stopped when it starts again.
 if [ \"$code\" -eq 75 ] && [ -n \"$limit\" ]; then
-    scontrol requeue \"$SLURM_JOB_ID\"
+    scontrol requeue \"{id}\"
 fi
 exit \"$code\"
 "

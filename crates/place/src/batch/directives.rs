@@ -83,6 +83,7 @@ const NAME: &str = "The job's name in the queue.";
 const NODES: &str = "`regatta launch` starts one agent per node, which starts its ranks.";
 const TIME: &str = "Time limit.";
 const AFTER: &str = "Jobs to wait for.";
+const ARRAY: &str = "The indices of the array's tasks, each a job of its own.";
 const OUTPUT: &str = "Output of the ranks, merged; the output of each one is in the run folder.";
 
 fn slurm(job: &BatchJob, site: &Profile) -> Vec<Directive> {
@@ -130,7 +131,9 @@ fn slurm(job: &BatchJob, site: &Profile) -> Vec<Directive> {
         let why = "The job survives the loss of a node, which a spare replaces.";
         list.push(directive("--no-kill", why));
     }
-    list.push(directive(format!("--output={}/job.out", job.job_dir), OUTPUT));
+    list.extend(job.array.map(|array| directive(format!("--array={array}"), ARRAY)));
+    let output = if job.array.is_some() { "job-%a.out" } else { "job.out" };
+    list.push(directive(format!("--output={}/{output}", job.job_dir), OUTPUT));
     list.push(directive("--open-mode=append", "A job that starts again keeps its earlier output."));
     list
 }
@@ -156,14 +159,17 @@ fn pbs(job: &BatchJob, site: &Profile) -> Vec<Directive> {
     if !after.is_empty() {
         list.push(directive(format!("-W depend={}", after.join(",")), AFTER));
     }
-    list.push(match job.requeue {
-        true => directive("-r y", "Back into the queue after a node failure or preemption."),
-        false => directive("-r n", "A failed job is not repeated."),
+    list.push(match (job.requeue, job.array) {
+        (true, _) => directive("-r y", "Back into the queue after a node failure or preemption."),
+        (false, Some(_)) => directive("-r y", "PBS refuses other arrays."),
+        (false, None) => directive("-r n", "A failed job is not repeated."),
     });
     list.push(directive("-V", "The environment of the submission, as with Slurm and Flux."));
     list.push(directive("-j oe", "Both output streams in one file,"));
     list.push(directive("-k doe", "written while the job runs."));
-    list.push(directive(format!("-o {}/job.out", job.job_dir), OUTPUT));
+    list.extend(job.array.map(|array| directive(format!("-J {array}"), ARRAY)));
+    let output = if job.array.is_some() { "job-^array_index^.out" } else { "job.out" };
+    list.push(directive(format!("-o {}/{output}", job.job_dir), OUTPUT));
     list
 }
 

@@ -1,7 +1,9 @@
 //! Batch jobs: the scheduler's directives that a job and its site require, and the script with them.
 //! No I/O.
 
+mod array;
 mod body;
+mod container;
 mod directives;
 mod settings;
 mod time_limit;
@@ -13,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::site_profile::{JobContext, Profile};
 
+pub use array::{JobArray, JobArrayError};
 pub use body::{RunDir, RunKind};
 pub use settings::{
     BatchDirective, BatchSettings, ContainerRuntime, QueueOption, Requirement, merge,
@@ -118,6 +121,8 @@ pub struct BatchJob {
     pub queue: Option<String>,
     /// GPUs to request on each node; `None`: all that the site's nodes have.
     pub gpus_per_node: Option<u32>,
+    /// The tasks of a job array; `None`: a single job.
+    pub array: Option<JobArray>,
     /// Jobs to wait for.
     pub after: Vec<Dependency>,
     /// Environment modules to load.
@@ -163,9 +168,12 @@ pub enum BatchError {
     /// Not supported by the scheduler.
     #[error("{scheduler} {what}; {fix}")]
     Unsupported { scheduler: BatchScheduler, what: &'static str, fix: &'static str },
-    /// The container runtime needs options that depend on the program.
-    #[error("--container does not support {runtime} ({site}): {fix}")]
-    Container { runtime: &'static str, site: String, fix: &'static str },
+    /// All tasks of an array would write to one run folder.
+    #[error(
+        "--array: every task would write to the run folder {0}, which the command names; remove its \
+         --run-dir or --resume, and each task gets its own"
+    )]
+    SharedRunDir(String),
     /// `--container` with a command of regatta.
     #[error(
         "--container runs a program of yours: `regatta {0}` runs on the nodes themselves; remove \
@@ -250,6 +258,7 @@ fn check(scheduler: BatchScheduler, job: &BatchJob, site: &Profile) -> Result<()
             fix: "remove --requeue and submit a second job with --after-any JOBID",
         });
     }
+    check_array(scheduler, job)?;
     let is_flux_directive = |line: &str| {
         let tag = line.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
         tag.starts_with("flux:") || tag.starts_with("FLUX:")
@@ -260,6 +269,28 @@ fn check(scheduler: BatchScheduler, job: &BatchJob, site: &Profile) -> Result<()
             Err(BatchError::ArgumentIsDirective(word.clone()))
         }
         _ => Ok(()),
+    }
+}
+
+fn check_array(scheduler: BatchScheduler, job: &BatchJob) -> Result<(), BatchError> {
+    let Some(array) = job.array else { return Ok(()) };
+    if scheduler == BatchScheduler::Flux {
+        return Err(BatchError::Unsupported {
+            scheduler,
+            what: "has no job arrays",
+            fix: "remove --array and submit one job per task, as in a loop over --name",
+        });
+    }
+    if scheduler == BatchScheduler::Pbs && array.count() == 1 {
+        return Err(BatchError::Unsupported {
+            scheduler,
+            what: "needs at least two tasks in an array",
+            fix: "remove --array",
+        });
+    }
+    match body::run_dir(&job.command) {
+        RunDir::Named(folder) => Err(BatchError::SharedRunDir(folder)),
+        RunDir::Numbered | RunDir::Resumed | RunDir::Unknown => Ok(()),
     }
 }
 

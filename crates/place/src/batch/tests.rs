@@ -23,6 +23,7 @@ fn job(command: &str) -> BatchJob {
         account: Some("project_1".to_owned()),
         queue: None,
         gpus_per_node: None,
+        array: None,
         after: Vec::new(),
         modules: Vec::new(),
         container: None,
@@ -30,8 +31,8 @@ fn job(command: &str) -> BatchJob {
         signal_before: 120,
         requeue: false,
         directives: Vec::new(),
-        job_dir: "jobs/train".to_owned(),
         without: Vec::new(),
+        job_dir: "jobs/train".to_owned(),
         regatta: "regatta".to_owned(),
         launch_options: Vec::new(),
         command: words(command),
@@ -139,10 +140,11 @@ fn impossible_jobs_are_refused() {
          remove --container",
     );
     let image = BatchJob { container: Some("a.sif".to_owned()), ..job("./train") };
-    for name in ["perlmutter", "alps"] {
-        let error = script_for(name, &image).unwrap_err().to_string();
-        assert!(error.starts_with("--container does not support"), "{error}");
-    }
+    let edf = BatchJob { container_runtime: Some(ContainerRuntime::Edf), ..image.clone() };
+    let error = script(BatchScheduler::Flux, &edf, &site("el-capitan")).unwrap_err().to_string();
+    assert!(error.contains("which is an option of srun; choose another"), "{error}");
+    let quoted = BatchJob { container: Some("a b".to_owned()), ..edf };
+    assert!(matches!(script_for("alps", &quoted), Err(BatchError::BadValue { .. })));
     assert!(script_for("lumi-g", &image).unwrap().contains(" singularity exec --rocm --bind"));
     let hidden =
         BatchJob { command: vec!["x".into(), "a\n# flux: --urgency=31".into()], ..job("x") };
@@ -215,6 +217,36 @@ fn job_ids_are_parsed() {
     }
 }
 
+#[test]
+fn tasks_of_an_array_have_folders_of_their_own() {
+    let array = Some("0-9%2".parse().unwrap());
+    let job = |command: &str| BatchJob { array, requeue: true, ..job(command) };
+    let text = script_for("lumi-g", &job("./train")).unwrap();
+    for line in [
+        "#SBATCH --array=0-9%2\n",
+        "#SBATCH --output=jobs/train/job-%a.out\n",
+        "task=$SLURM_ARRAY_TASK_ID\n",
+        "while [ -e \"jobs/train/task-$task/run-$run\" ]",
+        " --run-dir \"jobs/train/task-$task/run-$run\"",
+        "scontrol requeue \"${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID\"",
+    ] {
+        assert!(text.contains(line), "{line}:\n{text}");
+    }
+    let text = script_for("lumi-g", &job("regatta train tiny")).unwrap();
+    assert!(text.contains(" --run-dir \"jobs/train/task-$task/run\""), "{text}");
+    let queue = Some("prod".to_owned());
+    let text = script_for("polaris", &BatchJob { queue, ..job("./train") }).unwrap();
+    assert!(text.contains("#PBS -J 0-9%2\n") && text.contains("task=$PBS_ARRAY_INDEX\n"), "{text}");
+    assert_error(
+        "lumi-g",
+        &job("regatta train --resume=a"),
+        &BatchError::SharedRunDir("a".into()).to_string(),
+    );
+    let flux = BatchJob { requeue: false, ..job("./train") };
+    let error = script_for("el-capitan", &flux).unwrap_err().to_string();
+    assert!(error.starts_with("Flux has no job arrays; remove --array"), "{error}");
+}
+
 /// `PATH` with a folder first.
 fn path_with(folder: &Path) -> String {
     format!("{}:{}", folder.display(), std::env::var("PATH").unwrap())
@@ -266,6 +298,39 @@ const SCHEDULERS: [(BatchScheduler, &str); 3] = [
     (BatchScheduler::Pbs, "polaris"),
     (BatchScheduler::Flux, "el-capitan"),
 ];
+
+#[test]
+fn container_engine_gets_an_environment_file() {
+    let (folder, regatta) = folder_with_program();
+    std::fs::create_dir_all(folder.join("jobs/train")).unwrap();
+    let job = |image: &str| BatchJob {
+        container: Some(image.to_owned()),
+        regatta: regatta.clone(),
+        ..job("python train.py")
+    };
+    let image = "nvcr.io#nvidia/pytorch:25.11-py3";
+    let script = script_for("alps", &job(image)).unwrap();
+    let here = folder.to_str().unwrap();
+    let environment = format!("--launcher-option=--environment={here}/jobs/train/environment.toml");
+    for shell in ["sh", "bash"] {
+        let words = arguments(shell, &folder, &script);
+        assert_eq!(words[..2], ["launch".to_owned(), environment.clone()]);
+        let file = std::fs::read_to_string(folder.join("jobs/train/environment.toml")).unwrap();
+        let file: toml::Table = toml::from_str(&file).unwrap();
+        assert_eq!((file["image"].as_str(), file["workdir"].as_str()), (Some(image), Some(here)));
+        let mounts = [format!("{here}:{here}"), format!("{regatta}:{regatta}")];
+        let mounts = toml::Value::from(mounts.to_vec());
+        assert_eq!(file["mounts"], mounts);
+        let hook = &file["annotations"]["com"]["hooks"]["aws_ofi_nccl"];
+        assert_eq!(
+            (hook["enabled"].as_str(), hook["variant"].as_str()),
+            (Some("true"), Some("cuda-dl"))
+        );
+    }
+    let own = arguments("bash", &folder, &script_for("alps", &job("my env.toml")).unwrap());
+    assert_eq!(own[1], format!("--launcher-option=--environment={here}/my env.toml"));
+    std::fs::remove_dir_all(folder).unwrap();
+}
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]

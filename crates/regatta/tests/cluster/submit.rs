@@ -60,7 +60,42 @@ fn submitted_jobs_run_and_are_listed() {
     assert_eq!((&job["progress"]["step"], &job["limit"]), (&5.into(), &600.into()), "{job}");
     let table = user.regatta(&["jobs"]).expect_success().stdout;
     assert!(table.contains("step 5/5"), "{table}");
+    array(&user);
     time_limit(&user);
+}
+
+/// Each task of an array has its own folder, is listed, and goes back into the queue by itself: also
+/// the last one, which has the ID of the array.
+fn array(user: &User) {
+    let script = "trap 'exit 75' TERM; echo started; while :; do sleep 0.1; done";
+    let options = "--array 0-1%1 --requeue --ranks-per-node 1 --name tasks";
+    let id = user.submit(options, &["sh", "-c", script]);
+    for task in 0..2 {
+        let log = user.0.shared().join(format!("jobs/tasks/task-{task}/run-0/log/rank-1.out"));
+        wait_until("a task to start", || {
+            std::fs::read_to_string(&log).is_ok_and(|text| text.contains("started"))
+        });
+        let job = user.job(&id);
+        let name = format!("{id}_{task}");
+        assert_eq!(
+            (&job["state"], &job["tasks"][task]["id"]),
+            (&"running".into(), &(*name).into())
+        );
+        run_ok(&mut user.0.login("scancel", ["--batch", "--signal=USR1", &name]));
+        let state = |task: usize| user.job(&id)["tasks"][task]["state"].clone();
+        wait_until("a task to be requeued", || state(task) == "pending");
+        // With the ID of the array, all tasks would be requeued.
+        assert!(task == 0 || state(0) == "cancelled", "only task {task} is requeued");
+        run_ok(&mut user.0.login("scancel", [&name]));
+        wait_until("a task to be cancelled", || state(task) == "cancelled");
+    }
+    user.wait_for(&id, "cancelled");
+    let out = std::fs::read_to_string(user.0.shared().join("jobs/tasks/job-1.out")).unwrap();
+    assert!(out.contains("started"), "{out}");
+}
+
+fn run_ok(command: &mut std::process::Command) {
+    run(command).unwrap().expect_success();
 }
 
 /// The signal before the time limit: the training saves, and the job goes back into the queue.

@@ -1,6 +1,7 @@
 //! `regatta jobs`: the state of the jobs that `regatta submit` submitted.
 
 mod query;
+mod tasks;
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +9,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use regatta_discover::job_state::{JobState, JobStatus};
 use regatta_model::{Document, document, text_table};
-use regatta_place::batch::{BatchScheduler, RunDir, RunKind};
+use regatta_place::batch::{BatchScheduler, JobArray, RunDir, RunKind};
 use regatta_train::regular_file;
 use serde::{Deserialize, Serialize};
 
@@ -43,7 +44,7 @@ pub const EXAMPLES: &str = "\
 Examples:
   regatta jobs                                  the latest jobs: state, time, progress, reason
   regatta jobs 12345 --json                     one job, for a script
-  regatta jobs jobs/train                       the job in a folder
+  regatta jobs jobs/train                       the job in a folder; of an array, each task
   regatta jobs --all                            all jobs that were ever submitted
 
 The state is that of squeue and sacct, qstat, or flux jobs; of a job that its scheduler does not know
@@ -67,6 +68,24 @@ struct JobEntry {
     /// The folder of its latest run.
     run_folder: Option<PathBuf>,
     /// Progress of a training.
+    progress: Option<Progress>,
+    /// The tasks of an array.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    tasks: Vec<TaskEntry>,
+}
+
+/// A task of an array with its state.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct TaskEntry {
+    /// ID by the scheduler: `12345_3`.
+    id: String,
+    index: u32,
+    state: Option<JobState>,
+    reason: Option<String>,
+    elapsed: Option<u64>,
+    limit: Option<u64>,
+    exit_code: Option<i32>,
+    run_folder: Option<PathBuf>,
     progress: Option<Progress>,
 }
 
@@ -96,7 +115,8 @@ pub fn run(args: &JobsArgs) -> Result<()> {
         output::eprint("no jobs: `regatta submit` submits one\n");
         return Ok(());
     }
-    output::print(&table(&jobs))
+    // One line per array, or one per task of an array that is named.
+    output::print(&table(&jobs, !args.jobs.is_empty()))
 }
 
 /// All records of the state folder, newest first. Unreadable ones, as of another version, are noted.
@@ -125,7 +145,8 @@ fn read_record(file: &Path) -> Option<JobRecord> {
 /// The records that the words name, or all.
 fn select(records: Vec<JobRecord>, words: &[String]) -> Result<Vec<JobRecord>> {
     let names = |record: &JobRecord, word: &str| {
-        let short = record.id.split('.').next() == Some(word);
+        let number = record.id.split('.').next().unwrap_or_default();
+        let short = number == word || number.strip_suffix("[]") == Some(word);
         let folder = std::path::absolute(word).is_ok_and(|path| record.folder == path);
         record.id == word || short || record.name == word || folder
     };
@@ -148,6 +169,10 @@ fn entries(mut records: Vec<JobRecord>) -> Vec<JobEntry> {
         }
     }
     for record in records.iter_mut().filter(|record| record.ended.is_none()) {
+        if let Some(array) = record.array {
+            record_ended_tasks(record, array, &found);
+            continue;
+        }
         let status = found.status(record);
         if let Some(status) = status.filter(|status| status.state.is_final()) {
             record.set_ended(&status.clone());
@@ -156,8 +181,66 @@ fn entries(mut records: Vec<JobRecord>) -> Vec<JobEntry> {
     records.into_iter().map(|record| entry(record, &found)).collect()
 }
 
+/// Records which tasks of an array have ended, and the end of the array with the last of them.
+fn record_ended_tasks(record: &mut JobRecord, array: JobArray, found: &query::Answers) {
+    let tasks = found.tasks(record).into_iter();
+    let is_new = |index: &u32| !record.ended_tasks.contains_key(index);
+    let ended = tasks.filter(|(index, status)| status.state.is_final() && is_new(index));
+    let ended = ended.map(|(index, status)| (index, status.clone())).collect();
+    record.add_ended_tasks(ended);
+    let ended: Vec<_> = array.indices().filter_map(|i| record.ended_tasks.get(&i)).collect();
+    if ended.len() == array.count() as usize
+        && let Some(status) = tasks::end_of(&record.id, &record.name, &ended)
+    {
+        record.set_ended(&status);
+    }
+}
+
+fn task_entry(record: &JobRecord, index: u32, found: Option<&JobStatus>) -> TaskEntry {
+    let folder = record.folder.join(format!("{}{index}", RunDir::TASK_PREFIX));
+    let run_folder = run_folder(record, &folder);
+    let by_run = || run_folder.as_deref().and_then(|run| status_by_run(record, run));
+    let status = record.ended_tasks.get(&index).or(found).cloned().or_else(by_run);
+    TaskEntry {
+        id: tasks::task_id(record.scheduler, &record.id, index),
+        index,
+        state: status.as_ref().map(|status| status.state),
+        reason: status.as_ref().and_then(|status| status.reason.clone()),
+        elapsed: status.as_ref().and_then(|status| status.elapsed),
+        limit: status.as_ref().and_then(|status| status.limit),
+        exit_code: status.as_ref().and_then(|status| status.exit_code),
+        progress: run_folder.as_deref().and_then(folder::progress),
+        run_folder,
+    }
+}
+
+fn array_entry(record: JobRecord, array: JobArray, found: &query::Answers) -> JobEntry {
+    let states = found.tasks(&record);
+    let entry = |index| task_entry(&record, index, states.get(&index).copied());
+    let tasks: Vec<TaskEntry> = array.indices().map(entry).collect();
+    let states: Vec<_> = tasks.iter().map(|task| task.state).collect();
+    let reason = match tasks.iter().all(|task| task.state.is_none()) {
+        true => found.problem(record.scheduler),
+        false => tasks::summary(&states),
+    };
+    JobEntry {
+        state: tasks::combined_state(&states),
+        reason: Some(reason),
+        elapsed: tasks.iter().filter_map(|task| task.elapsed).max(),
+        limit: tasks.iter().find_map(|task| task.limit),
+        exit_code: record.ended.as_ref().and_then(|status| status.exit_code),
+        run_folder: None,
+        progress: None,
+        tasks,
+        record,
+    }
+}
+
 fn entry(record: JobRecord, found: &query::Answers) -> JobEntry {
-    let run_folder = run_folder(&record);
+    if let Some(array) = record.array {
+        return array_entry(record, array, found);
+    }
+    let run_folder = run_folder(&record, &record.folder);
     let by_scheduler = record.ended.clone().or_else(|| found.status(&record).cloned());
     let by_run = || run_folder.as_deref().and_then(|run| status_by_run(&record, run));
     let status = by_scheduler.or_else(by_run);
@@ -170,6 +253,7 @@ fn entry(record: JobRecord, found: &query::Answers) -> JobEntry {
         exit_code: status.as_ref().and_then(|status| status.exit_code),
         progress: run_folder.as_deref().and_then(folder::progress),
         run_folder,
+        tasks: Vec::new(),
         record,
     }
 }
@@ -189,15 +273,15 @@ fn status_by_run(record: &JobRecord, run: &Path) -> Option<JobStatus> {
     })
 }
 
-/// The folder of the job's latest run, if there is one.
-fn run_folder(record: &JobRecord) -> Option<PathBuf> {
+/// The folder of the latest run of a job, or of a task, in its folder; if there is one.
+fn run_folder(record: &JobRecord, parent: &Path) -> Option<PathBuf> {
     let folder = match (&record.run_dir, RunKind::of(&record.command)) {
         (Some(named), _) => named.clone(),
-        (None, RunKind::Train) => record.folder.join(RunDir::RESUMED_NAME),
+        (None, RunKind::Train) => parent.join(RunDir::RESUMED_NAME),
         (None, _) => {
-            let entries = std::fs::read_dir(&record.folder).ok()?.flatten();
+            let entries = std::fs::read_dir(parent).ok()?.flatten();
             let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-            record.folder.join(latest_run(names)?)
+            parent.join(latest_run(names)?)
         }
     };
     folder.is_dir().then_some(folder)
@@ -209,31 +293,61 @@ fn latest_run(names: impl Iterator<Item = String>) -> Option<String> {
     names.filter(|name| number(name).is_some()).max_by_key(number)
 }
 
-fn table(jobs: &[JobEntry]) -> String {
-    let clock = |seconds: Option<u64>| seconds.map_or("-".to_owned(), format_clock);
-    let row = |job: &JobEntry| {
-        let code = job.exit_code.filter(|code| *code != 0).map(|code| format!("exit code {code}"));
-        let parts: Vec<&str> = code.iter().chain(&job.reason).map(String::as_str).collect();
-        let reason = parts.join(", ");
-        let run = job.run_folder.as_ref().unwrap_or(&job.record.folder);
-        vec![
-            job.record.id.clone(),
-            job.record.name.clone(),
-            state_name(job.state).to_owned(),
-            job.record.nodes.to_string(),
-            clock(job.elapsed),
-            clock(job.limit),
-            job.progress.as_ref().map_or("-".to_owned(), format_progress),
-            shown_path(run),
-            sanitize(&reason),
-        ]
+fn table(jobs: &[JobEntry], with_tasks: bool) -> String {
+    let tasks = |job: &'_ JobEntry| match with_tasks {
+        true => job.tasks.iter().map(|task| (task.state, task_row(job, task))).collect(),
+        false => Vec::new(),
     };
-    let rows: Vec<Vec<String>> = jobs.iter().map(row).collect();
+    let rows: Vec<(Option<JobState>, Vec<String>)> = jobs
+        .iter()
+        .flat_map(|job| [vec![(job.state, job_row(job))], tasks(job)].concat())
+        .collect();
+    let (states, rows): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
     let header = ["job", "name", "state", "nodes", "elapsed", "limit", "progress", "run", "reason"];
     let text = text_table::align(&header, &rows, &[0, 1, 2, 6, 7, 8]);
     let (header, lines) = text.split_once('\n').unwrap_or((&text, ""));
-    let lines = jobs.iter().zip(lines.lines()).map(|(job, line)| colored(job.state, line));
+    let lines = states.into_iter().zip(lines.lines()).map(|(state, line)| colored(state, line));
     format!("{FAINT}{header}{FAINT:#}\n{}", lines.collect::<String>())
+}
+
+fn job_row(job: &JobEntry) -> Vec<String> {
+    let run = job.run_folder.as_ref().unwrap_or(&job.record.folder);
+    vec![
+        job.record.id.clone(),
+        job.record.name.clone(),
+        state_name(job.state).to_owned(),
+        job.record.nodes.to_string(),
+        shown_clock(job.elapsed),
+        shown_clock(job.limit),
+        job.progress.as_ref().map_or("-".to_owned(), format_progress),
+        shown_path(run),
+        shown_reason(job.exit_code, job.reason.as_deref()),
+    ]
+}
+
+fn task_row(job: &JobEntry, task: &TaskEntry) -> Vec<String> {
+    vec![
+        task.id.clone(),
+        job.record.name.clone(),
+        state_name(task.state).to_owned(),
+        job.record.nodes.to_string(),
+        shown_clock(task.elapsed),
+        shown_clock(task.limit),
+        task.progress.as_ref().map_or("-".to_owned(), format_progress),
+        task.run_folder.as_deref().map_or("-".to_owned(), shown_path),
+        shown_reason(task.exit_code, task.reason.as_deref()),
+    ]
+}
+
+fn shown_clock(seconds: Option<u64>) -> String {
+    seconds.map_or("-".to_owned(), format_clock)
+}
+
+/// The exit code, unless it is 0, and the reason.
+fn shown_reason(exit_code: Option<i32>, reason: Option<&str>) -> String {
+    let code = exit_code.filter(|code| *code != 0).map(|code| format!("exit code {code}"));
+    let parts: Vec<&str> = code.as_deref().into_iter().chain(reason).collect();
+    sanitize(&parts.join(", "))
 }
 
 fn state_name(state: Option<JobState>) -> &'static str {
@@ -289,6 +403,8 @@ mod tests {
             folder: format!("/home/jobs/{name}").into(),
             run_dir: None,
             command: vec!["python".to_owned(), "train.py".to_owned()],
+            array: None,
+            ended_tasks: Default::default(),
             ended: None,
         }
     }
@@ -320,6 +436,7 @@ mod tests {
             exit_code: None,
             run_folder: Some(record.folder.join("run-1")),
             progress: Some(Progress { step: 10, steps: Some(20), loss: Some(1.5) }),
+            tasks: Vec::new(),
             record,
         };
         let pending = JobEntry {
@@ -335,7 +452,7 @@ mod tests {
         };
         let jobs =
             [job(record("7", "a", 2), Some(JobState::Running), None), pending, unknown, failed];
-        let text = anstream::adapter::strip_str(&table(&jobs)).to_string();
+        let text = anstream::adapter::strip_str(&table(&jobs, false)).to_string();
         let expected = "\
 job  name  state    nodes  elapsed       limit  progress                run                 reason
 7    a     running      2  1:02:03  2-00:00:00  step 10/20, loss 1.5000  /home/jobs/a/run-1

@@ -9,7 +9,7 @@ use regatta_discover::job_state::{
 use regatta_launch::agent_launcher::handle::capture;
 use regatta_place::batch::BatchScheduler;
 
-use super::JobRecord;
+use super::{JobRecord, tasks};
 
 /// Limit on each query.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -39,6 +39,17 @@ impl Answers {
         same_name.then_some(status)
     }
 
+    /// The states of an array's tasks by their index.
+    pub fn tasks(&self, record: &JobRecord) -> BTreeMap<u32, &JobStatus> {
+        let is_same = |status: &JobStatus| status.name.as_ref().is_none_or(|n| *n == record.name);
+        let own = self
+            .jobs
+            .iter()
+            .filter(|((scheduler, _), status)| *scheduler == record.scheduler && is_same(status));
+        let index = |id: &str| tasks::task_index(record.scheduler, &record.id, id);
+        own.filter_map(|((_, id), status)| Some((index(id)?, status))).collect()
+    }
+
     /// Why the state of a job is not known.
     pub fn problem(&self, scheduler: BatchScheduler) -> String {
         let unknown = || format!("{scheduler} here does not know the job");
@@ -49,7 +60,8 @@ impl Answers {
     fn ask_slurm(&mut self, ids: &[&str]) {
         let jobs = format!("--jobs={}", ids.join(","));
         let format = format!("--format={SQUEUE_FORMAT}");
-        let squeue = ["--noheader", "--states=all", &format, &jobs];
+        // One line per task of an array.
+        let squeue = ["--array", "--noheader", "--states=all", &format, &jobs];
         self.run(BatchScheduler::Slurm, "squeue", &squeue, parse_squeue);
         let is_missing =
             |id: &&&str| !self.jobs.contains_key(&(BatchScheduler::Slurm, (**id).to_owned()));
@@ -64,9 +76,11 @@ impl Answers {
 
     /// JSON where it is available, else text. Both commands print the known jobs if others are not.
     fn ask_pbs(&mut self, ids: &[&str]) {
-        let json = [&["-x", "-f", "-F", "json"][..], ids].concat();
+        let has_array = ids.iter().any(|id| id.contains("[]"));
+        let options = if has_array { &["-t", "-x", "-f"][..] } else { &["-x", "-f"] };
+        let json = [options, &["-F", "json"], ids].concat();
         if self.run(BatchScheduler::Pbs, "qstat", &json, parse_qstat) == 0 {
-            let text = [&["-x", "-f"][..], ids].concat();
+            let text = [options, ids].concat();
             self.run(BatchScheduler::Pbs, "qstat", &text, parse_qstat);
         }
     }
@@ -101,7 +115,10 @@ impl Answers {
             self.problems.insert(scheduler, format!("{program}: {said}"));
         }
         let count = jobs.len();
-        self.jobs.extend(jobs.into_iter().map(|job| ((scheduler, job.id.clone()), job)));
+        for job in jobs {
+            // The first answer is the newest: the accounting database is behind the controller.
+            self.jobs.entry((scheduler, job.id.clone())).or_insert(job);
+        }
         count
     }
 }

@@ -13,7 +13,8 @@ use clap::{Args, value_parser};
 use regatta_launch::agent_launcher::handle::capture;
 use regatta_model::document;
 use regatta_place::batch::{
-    self, BatchJob, BatchScheduler, ContainerRuntime, Dependency, RunDir, RunKind, TimeLimit,
+    self, BatchJob, BatchScheduler, ContainerRuntime, Dependency, JobArray, RunDir, RunKind,
+    TimeLimit,
 };
 use regatta_place::site_profile::Profile;
 
@@ -71,6 +72,11 @@ pub struct SubmitArgs {
     /// ranks exit with code 75 because of the time limit, as `regatta train` does
     #[arg(long, help_heading = "Job")]
     requeue: bool,
+    /// Submit a job array: a number of tasks, or their indices as in 0-9 or 0-9:3; %2 at the end limits
+    /// how many run at a time. The program reads its index from SLURM_ARRAY_TASK_ID or
+    /// PBS_ARRAY_INDEX
+    #[arg(long, value_name = "TASKS", help_heading = "Job")]
+    array: Option<JobArray>,
     /// A further directive for the script, as in --directive=--qos=debug (repeatable); it replaces
     /// the one for the same option
     #[arg(long, value_name = "OPTION", allow_hyphen_values = true, help_heading = "Job")]
@@ -79,7 +85,7 @@ pub struct SubmitArgs {
     /// Environment module to load first (repeatable)
     #[arg(long, value_name = "NAME", help_heading = "Program")]
     module: Vec<String>,
-    /// Container image to run the program in
+    /// Container image to run the program in; on Alps also a .toml file (EDF)
     #[arg(long, value_name = "IMAGE", help_heading = "Program")]
     container: Option<String>,
     /// Program that runs the container [default: the site's, else apptainer]
@@ -126,9 +132,11 @@ const SCHEDULERS: [NamedValue<BatchScheduler>; 3] = [
     ("flux", BatchScheduler::Flux, "Flux: flux batch"),
 ];
 
-const RUNTIMES: [NamedValue<ContainerRuntime>; 2] = [
+const RUNTIMES: [NamedValue<ContainerRuntime>; 4] = [
     ("apptainer", ContainerRuntime::Apptainer, "Apptainer"),
     ("singularity", ContainerRuntime::Singularity, "SingularityCE"),
+    ("podman-hpc", ContainerRuntime::PodmanHpc, "podman-hpc (Perlmutter)"),
+    ("edf", ContainerRuntime::Edf, "the container engine of CSCS (Alps)"),
 ];
 
 /// Examples in the help.
@@ -142,6 +150,8 @@ Examples:
                                                 train longer than the time limit of the queue
   regatta submit -N 2 -t 1h -A me --container torch.sif -- python train.py
                                                 every rank in a container
+  regatta submit -t 1h -A me --array 0-9%2 -- sh -c 'python train.py --seed $SLURM_ARRAY_TASK_ID'
+                                                ten jobs, at most two at a time
   regatta submit -t 10m -A me --after 12345 -- regatta eval jobs/gpt2/run
                                                 after another job has succeeded
   regatta submit -N 2 -t 1h -A me -p debug --directive='-l filesystems=home' -- ./train
@@ -245,6 +255,7 @@ fn batch_job(args: &SubmitArgs, site: &Site, scheduler: BatchScheduler) -> Resul
         account,
         queue: args.partition.clone(),
         gpus_per_node: args.gpus_per_node,
+        array: args.array,
         after: [after(&args.after, true), after(&args.after_any, false)].concat(),
         modules: args.module.clone(),
         container: args.container.clone(),

@@ -1,6 +1,7 @@
 //! The record of a submitted job: in its folder, and in the user's state folder, where `regatta jobs`
 //! finds it.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -9,11 +10,14 @@ use regatta_comm::bootstrap::host_name;
 use regatta_discover::job_state::JobStatus;
 use regatta_launch::run_folder::run_id;
 use regatta_model::{Document, document};
-use regatta_place::batch::{BatchJob, BatchScheduler};
+use regatta_place::batch::{BatchJob, BatchScheduler, JobArray};
 use regatta_place::site_profile::Profile;
 use serde::{Deserialize, Serialize};
 
 use crate::output;
+
+/// Most tasks of an array whose ends are recorded, so that records stay small.
+const MAX_RECORDED_TASKS: u32 = 10_000;
 
 /// Name of the record in the job folder.
 const FILE: &str = "job.json";
@@ -39,6 +43,12 @@ pub struct JobRecord {
     /// Run folder that the command names; `None`: in the job folder.
     pub run_dir: Option<PathBuf>,
     pub command: Vec<String>,
+    /// Its tasks, if it is an array.
+    #[serde(default)]
+    pub array: Option<JobArray>,
+    /// The last states of the tasks that have ended, by index.
+    #[serde(default)]
+    pub ended_tasks: BTreeMap<u32, JobStatus>,
     /// Its last state, once it has ended: schedulers forget jobs.
     #[serde(default)]
     pub ended: Option<JobStatus>,
@@ -73,6 +83,8 @@ impl JobRecord {
             folder: script.parent().unwrap_or(script).to_owned(),
             run_dir,
             command: job.command.clone(),
+            array: job.array,
+            ended_tasks: BTreeMap::new(),
             ended: None,
         }
     }
@@ -101,6 +113,19 @@ impl JobRecord {
     /// Records how the job ended. Without it, the scheduler is asked again.
     pub fn set_ended(&mut self, status: &JobStatus) {
         self.ended = Some(status.clone());
+        self.update_state_file();
+    }
+
+    /// Records how tasks of the array ended.
+    pub fn add_ended_tasks(&mut self, tasks: BTreeMap<u32, JobStatus>) {
+        let fits = self.array.is_some_and(|array| array.count() <= MAX_RECORDED_TASKS);
+        if fits && !tasks.is_empty() {
+            self.ended_tasks.extend(tasks);
+            self.update_state_file();
+        }
+    }
+
+    fn update_state_file(&self) {
         if let Some(file) = self.state_file().filter(|file| file.exists()) {
             let _ = self.write(&file);
         }
