@@ -167,15 +167,13 @@ pub fn required_options(plan: &JobPlan, launcher: LauncherSyntax) -> Vec<Require
     launcher_options::required_options(&plan.site.profile.settings(&context), launcher)
 }
 
-/// The options that the step of the agents needs, so that the site's settings take effect in the
-/// ranks: those of settings that the user neither excluded nor replaced.
-///
-/// Only srun's: they are about the NICs of the step. `--pmi=pmix` of PALS is for MPI processes, which
-/// agents are not.
+/// The launcher options that the site's settings need to take effect in the ranks of agents: those
+/// of settings that the user neither excluded nor replaced.
 pub fn agent_step_options(
     discovery: &Discovery,
     site: &Profile,
     args: &RankEnvArgs,
+    launcher: LauncherSyntax,
 ) -> Vec<RequiredOption> {
     let nodes = discovery.allocation.nodes.len() as u32;
     let context = JobContext::of(&discovery.machines[0], nodes, Some(args.framework.name()));
@@ -187,7 +185,7 @@ pub fn agent_step_options(
     let is_excluded = |name: &String| args.without.contains(name) || args.inherit.contains(name);
     let mut settings = site.settings(&context);
     settings.retain(|setting| !is_excluded(&setting.variable) && !is_replaced(setting));
-    launcher_options::required_options(&settings, LauncherSyntax::Srun)
+    launcher_options::required_options(&settings, launcher)
 }
 
 /// Notes that a job of one node gets no network settings, if the site has any.

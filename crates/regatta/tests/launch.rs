@@ -396,8 +396,6 @@ fn dry_run_shows_the_option_that_a_setting_requires() {
         let own: CommandOutput = own.env("FI_CXI_RDZV_PROTO", "default").output().unwrap().into();
         assert!(!own.ok().contains("agents' srun"), "a value of the user is kept");
     }
-    // `--pmi=pmix` is for MPI processes, not for agents.
-    assert!(!dry_run("--system aurora -N 2").contains("--pmi=pmix"));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use regatta_model::shell::quote;
 
 use super::container::{ContainerCommands, container};
-use super::{BatchError, BatchJob, BatchScheduler};
+use super::{BatchError, BatchJob, BatchScheduler, mpiexec};
 use crate::site_profile::Profile;
 
 /// Where the runs of a job are.
@@ -107,7 +107,8 @@ pub(super) fn body(
     if let Some(index) = job.array.and_then(|_| task_index(scheduler)) {
         text += &format!("\n# The task of the array.\ntask={index}\n");
     }
-    let runs = run_dir(&job.command);
+    let by_mpiexec = mpiexec::is_needed(scheduler, job, site);
+    let runs = if by_mpiexec { RunDir::Unknown } else { run_dir(&job.command) };
     if runs == RunDir::Numbered {
         let dir = run_parent(job);
         text += &format!(
@@ -117,7 +118,13 @@ pub(super) fn body(
     }
     let container = container(scheduler, job, site)?;
     text += &container.setup;
-    let command = command(job, &container, &runs)?;
+    let command = match by_mpiexec {
+        true => {
+            text += &mpiexec::setup(job);
+            mpiexec::command(job, &container)
+        }
+        false => command(job, &container, &runs)?,
+    };
     let continues = scheduler == BatchScheduler::Slurm && job.requeue && job.signal_before > 0;
     Ok(text
         + &match continues {

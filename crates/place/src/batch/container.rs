@@ -35,23 +35,29 @@ pub(super) fn container(
     let runtime = job.container_runtime.or(site.batch.container);
     let has_gpus = job.gpus_per_node.map_or(gpu_vendor(job, site).is_some(), |gpus| gpus > 0);
     let gpus = has_gpus.then(|| gpu_vendor(job, site).unwrap_or(GpuVendor::Nvidia));
+    let of_vendor = || gpu_option(gpus).map(str::to_owned).into_iter().collect();
+    let options: Vec<String> = site.batch.container_options.clone().unwrap_or_else(of_vendor);
     let prefix = match runtime.unwrap_or(ContainerRuntime::Apptainer) {
-        ContainerRuntime::Apptainer => apptainer("apptainer", gpus, image),
-        ContainerRuntime::Singularity => apptainer("singularity", gpus, image),
+        ContainerRuntime::Apptainer => apptainer("apptainer", &options, image),
+        ContainerRuntime::Singularity => apptainer("singularity", &options, image),
         ContainerRuntime::PodmanHpc => podman_hpc(gpus, image),
         ContainerRuntime::Edf => return container_engine(scheduler, job, gpus, image),
     };
     Ok(ContainerCommands { prefix, ..ContainerCommands::default() })
 }
 
-fn apptainer(program: &str, gpus: Option<GpuVendor>, image: &str) -> String {
-    let gpu = match gpus {
-        Some(GpuVendor::Amd) => " --rocm",
-        Some(GpuVendor::Nvidia) => " --nv",
-        // Neither has an option for Intel's GPUs, whose devices are visible in any container.
-        Some(GpuVendor::Intel) | None => "",
-    };
-    format!(" {program} exec{gpu} --bind \"$PWD\" {}", quote(image))
+fn gpu_option(gpus: Option<GpuVendor>) -> Option<&'static str> {
+    match gpus? {
+        GpuVendor::Amd => Some("--rocm"),
+        GpuVendor::Nvidia => Some("--nv"),
+        // There is none: the devices are visible in any container.
+        GpuVendor::Intel => None,
+    }
+}
+
+fn apptainer(program: &str, options: &[String], image: &str) -> String {
+    let options: String = options.iter().map(|option| format!(" {}", quote(option))).collect();
+    format!(" {program} exec{options} --bind \"$PWD\" {}", quote(image))
 }
 
 /// One container per rank. The network and the shared memory are those of the node: ranks of a node

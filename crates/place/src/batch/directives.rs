@@ -1,6 +1,6 @@
 //! The scheduler's directives of a job.
 
-use super::{BatchJob, BatchScheduler, Dependency, QueueOption, context};
+use super::{BatchJob, BatchScheduler, Dependency, QueueOption, context, mpiexec};
 use crate::launcher_options::{LauncherSyntax, required_options};
 use crate::site_profile::Profile;
 
@@ -140,6 +140,7 @@ fn slurm(job: &BatchJob, site: &Profile) -> Vec<Directive> {
 
 fn pbs(job: &BatchJob, site: &Profile) -> Vec<Directive> {
     let gpus = requested_gpus(job, site).map(|gpus| format!(":ngpus={gpus}")).unwrap_or_default();
+    let by_mpiexec = mpiexec::is_needed(BatchScheduler::Pbs, job, site);
     let own = site.batch.scheduler == Some(BatchScheduler::Pbs);
     let chunk = site.batch.chunk.iter().filter(|_| own).map(|chunk| format!(":{chunk}"));
     let chunk: String = chunk.collect();
@@ -147,7 +148,12 @@ fn pbs(job: &BatchJob, site: &Profile) -> Vec<Directive> {
         directive(format!("-N {}", job.name), NAME),
         directive(
             format!("-l select={}{chunk}{gpus}", job.nodes),
-            "One chunk per node: `regatta launch` starts one agent per node, which starts its ranks.",
+            match by_mpiexec {
+                true => "One chunk per node.",
+                false => {
+                    "One chunk per node: `regatta launch` starts one agent per node, which starts its ranks."
+                }
+            },
         ),
         directive("-l place=scatter:excl", "Whole nodes, each chunk on its own."),
     ];
@@ -169,7 +175,8 @@ fn pbs(job: &BatchJob, site: &Profile) -> Vec<Directive> {
     list.push(directive("-k doe", "written while the job runs."));
     list.extend(job.array.map(|array| directive(format!("-J {array}"), ARRAY)));
     let output = if job.array.is_some() { "job-^array_index^.out" } else { "job.out" };
-    list.push(directive(format!("-o {}/{output}", job.job_dir), OUTPUT));
+    let why = if by_mpiexec { "Output of the ranks, merged." } else { OUTPUT };
+    list.push(directive(format!("-o {}/{output}", job.job_dir), why));
     list
 }
 

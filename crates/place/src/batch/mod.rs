@@ -5,6 +5,7 @@ mod array;
 mod body;
 mod container;
 mod directives;
+mod mpiexec;
 mod settings;
 mod time_limit;
 
@@ -359,6 +360,9 @@ fn check_profile(site: &Profile) -> Result<(), BatchError> {
     let is_good = |d: &BatchDirective| is_directive(&d.option) && !d.why.contains(char::is_control);
     if let Some(directive) = batch.directives.iter().find(|d| !is_good(d)) {
         return bad("directives of the site profile", &directive.option, expected);
+    }
+    if let Some(option) = batch.container_options.iter().flatten().find(|o| !is_directive(o)) {
+        return bad("container_options of the site profile", option, "expected an option");
     }
     let words =
         [("queue of the site profile", &batch.queue), ("chunk of the site profile", &batch.chunk)];

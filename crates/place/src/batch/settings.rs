@@ -23,6 +23,8 @@ pub struct BatchSettings {
     pub request_gpus: Option<bool>,
     /// Container runtime.
     pub container: Option<ContainerRuntime>,
+    /// Options of Apptainer and SingularityCE; without it, the one for the GPUs' vendor.
+    pub container_options: Option<Vec<String>>,
     /// Further directives.
     pub directives: Vec<BatchDirective>,
 }
@@ -100,6 +102,7 @@ pub fn merge(base: &BatchSettings, own: &BatchSettings) -> BatchSettings {
         chunk: own.chunk.clone().or_else(|| base.chunk.clone()),
         request_gpus: own.request_gpus.or(base.request_gpus),
         container: own.container.or(base.container),
+        container_options: own.container_options.clone().or_else(|| base.container_options.clone()),
         directives: directives.clone(),
     }
 }

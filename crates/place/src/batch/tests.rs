@@ -114,6 +114,10 @@ fn lines_in_a_profile_cannot_become_commands() {
     assert!(site(&|site| site.batch.queue = Some("a\nreboot".to_owned())).is_err());
     assert!(site(&|site| site.batch.chunk = Some("a b".to_owned())).is_err());
     assert!(site(&|site| site.title = "a\nreboot".to_owned()).is_err());
+    for options in ["--a\nreboot", "reboot"] {
+        let options = Some(vec![options.to_owned()]);
+        assert!(site(&|site| site.batch.container_options.clone_from(&options)).is_err());
+    }
 }
 
 #[test]
@@ -145,7 +149,11 @@ fn impossible_jobs_are_refused() {
     assert!(error.contains("which is an option of srun; choose another"), "{error}");
     let quoted = BatchJob { container: Some("a b".to_owned()), ..edf };
     assert!(matches!(script_for("alps", &quoted), Err(BatchError::BadValue { .. })));
-    assert!(script_for("lumi-g", &image).unwrap().contains(" singularity exec --rocm --bind"));
+    assert!(script_for("lumi-g", &image).unwrap().contains(" singularity exec --bind"));
+    assert!(script_for("el-capitan", &image).unwrap().contains(" singularity exec --rocm --bind"));
+    let polaris = BatchJob { queue: Some("debug".to_owned()), ..image };
+    let text = script_for("polaris", &polaris).unwrap();
+    assert!(text.contains(" apptainer exec --nv --fakeroot --bind"), "{text}");
     let hidden =
         BatchJob { command: vec!["x".into(), "a\n# flux: --urgency=31".into()], ..job("x") };
     assert!(matches!(script_for("el-capitan", &hidden), Err(BatchError::ArgumentIsDirective(_))));
@@ -179,6 +187,28 @@ fn single_node_jobs_have_no_network_option() {
         assert_eq!(network(name, &BatchJob { without, ..job("./train") }), 0, "{name}");
     }
     assert_eq!(network("perlmutter", &job("./train")), 0);
+}
+
+/// oneCCL needs PMIx, which only processes of mpiexec have.
+#[test]
+fn ranks_of_aurora_are_started_by_mpiexec() {
+    let queue = Some("debug".to_owned());
+    let given =
+        BatchJob { queue, launch_options: words("--profile aurora --without A"), ..job("./a") };
+    let text = script_for("aurora", &given).unwrap();
+    for line in [
+        "eval \"$(regatta env --profile aurora --without A || echo exit 1)\"\n",
+        "options=$(regatta map --profile aurora --format pals) || exit\n",
+        "    mpiexec --envall $options regatta launch --profile aurora --without A \\\n    -- ./a\n",
+    ] {
+        assert!(text.contains(line), "{line}:\n{text}");
+    }
+    assert!(!text.contains("run-dir"), "{text}");
+    // Regatta's own collectives do not use oneCCL.
+    let train = BatchJob { command: words("regatta train tiny"), ..given.clone() };
+    assert!(!script_for("aurora", &train).unwrap().contains("mpiexec"));
+    let without = BatchJob { without: words("CCL_PROCESS_LAUNCHER"), ..given };
+    assert!(!script_for("aurora", &without).unwrap().contains("mpiexec"));
 }
 
 #[test]

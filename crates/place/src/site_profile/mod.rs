@@ -31,6 +31,7 @@
 //! chunk = "system=mine"              # resources of a chunk of a PBS select
 //! request_gpus = false               # nodes come with their GPUs
 //! container = "singularity"          # or "apptainer", "podman-hpc", "edf"
+//! container_options = []             # of the first two, instead of --rocm or --nv
 //! directives = [{ option = "--constraint=gpu", why = "The GPU nodes." }]
 //! [[set]]
 //! variable = "NCCL_CROSS_NIC"

@@ -4,7 +4,7 @@
 #
 # The job's name in the queue.
 #PBS -N train
-# One chunk per node: `regatta launch` starts one agent per node, which starts its ranks.
+# One chunk per node.
 #PBS -l select=2
 # Each chunk on its own node.
 #PBS -l place=scatter
@@ -24,7 +24,7 @@
 #PBS -j oe
 # written while the job runs.
 #PBS -k doe
-# Output of the ranks, merged; the output of each one is in the run folder.
+# Output of the ranks, merged.
 #PBS -o jobs/train/job.out
 # The file systems that the job uses, mandatory; replace it with --directive.
 #PBS -l filesystems=home:flare
@@ -32,12 +32,13 @@
 # PBS starts scripts in the home folder.
 cd "$PBS_O_WORKDIR" || exit
 
-# A run folder holds one run: a job that starts again uses the next one.
-run=0
-while [ -e "jobs/train/run-$run" ]; do run=$((run + 1)); done
+# The master address and the settings of the site, for the ranks of all nodes.
+eval "$(regatta env --profile aurora --ranks-per-node 12 || echo exit 1)"
+# Number of ranks, their cores, and what the settings of the site require of mpiexec.
+options=$(regatta map --profile aurora --ranks-per-node 12 --format pals) || exit
 
 # PBS sends no signal before the time limit: `timeout` sends TERM 120 s earlier, so that the
 # ranks can save. `exec`: signals of PBS reach regatta.
 exec timeout --preserve-status --signal=TERM 3480 \
-    regatta launch --profile aurora --ranks-per-node 12 --run-dir "jobs/train/run-$run" \
+    mpiexec --envall $options regatta launch --profile aurora --ranks-per-node 12 \
     -- python train.py

@@ -35,4 +35,4 @@ while [ -e "jobs/train/run-$run" ]; do run=$((run + 1)); done
 
 # `exec`: signals of Slurm reach regatta.
 exec regatta launch --profile lumi-g --run-dir "jobs/train/run-$run" \
-    -- singularity exec --rocm --bind "$PWD" torch.sif python train.py
+    -- singularity exec --bind "$PWD" torch.sif python train.py

@@ -23,7 +23,7 @@ use regatta_model::hostlist;
 use regatta_model::result::RankExit;
 use regatta_model::units::pluralize;
 use regatta_place::batch::BatchScheduler;
-use regatta_place::launcher_options::RequiredOption;
+use regatta_place::launcher_options::{LauncherSyntax, RequiredOption};
 use regatta_place::rendezvous;
 use regatta_wire::clock;
 use regatta_wire::secret::Secret;
@@ -123,6 +123,7 @@ impl TempFile {
 pub fn describe(args: &LaunchArgs, discovery: &Discovery) -> Result<String> {
     let hosts = hosts(discovery)?;
     let launcher = launcher(args, discovery)?;
+    note_unmet_options(args, launcher, discovery)?;
     let boot = (!launcher.bootstraps_via_stdin()).then(|| PathBuf::from("RUN-FOLDER/boot"));
     let commands = commands(args, launcher, discovery, &hosts, boot.as_deref())?;
     let line = |LaunchCommand { program, args, .. }: &LaunchCommand| {
@@ -138,7 +139,7 @@ pub fn describe_elsewhere(args: &LaunchArgs, discovery: &Discovery) -> Result<St
     let (site, _) = discovery.resolve_job(&args.source, &args.job)?;
     let is_slurm = site.profile.batch.scheduler == Some(BatchScheduler::Slurm);
     let options = match args.launcher.map_or(is_slurm, |own| own == AgentLauncher::Srun) {
-        true => env::agent_step_options(discovery, &site.profile, &args.rank_env),
+        true => required_options(args, discovery, LauncherSyntax::Srun)?,
         false => Vec::new(),
     };
     Ok(options.iter().map(describe_option).collect())
@@ -160,6 +161,7 @@ pub fn start(
     let hosts = hosts(discovery)?;
     let node_pool = super::node_pool(args, discovery)?;
     let launcher = launcher(args, discovery)?;
+    note_unmet_options(args, launcher, discovery)?;
     let timeouts = JobTimeouts {
         grace: args.grace(),
         join: Duration::from_secs(args.start_timeout),
@@ -261,17 +263,45 @@ fn commands(
 }
 
 /// The options that the site's settings require of the step of the agents: an allocation may be
-/// without them, as from a plain `salloc`.
+/// without them, as from a plain `salloc`. Only srun's, which are about the NICs of the step.
 fn step_options(
     args: &LaunchArgs,
     launcher: AgentLauncher,
     discovery: &Discovery,
 ) -> Result<Vec<RequiredOption>> {
-    if launcher != AgentLauncher::Srun {
-        return Ok(Vec::new());
+    match launcher {
+        AgentLauncher::Srun => required_options(args, discovery, LauncherSyntax::Srun),
+        _ => Ok(Vec::new()),
     }
+}
+
+fn required_options(
+    args: &LaunchArgs,
+    discovery: &Discovery,
+    launcher: LauncherSyntax,
+) -> Result<Vec<RequiredOption>> {
     let (site, _) = discovery.resolve_job(&args.source, &args.job)?;
-    Ok(env::agent_step_options(discovery, &site.profile, &args.rank_env))
+    Ok(env::agent_step_options(discovery, &site.profile, &args.rank_env, launcher))
+}
+
+/// Notes the options of PALS that settings need, which are for MPI processes: ranks of agents are
+/// none. Ranks of regatta's own commands do not use the settings.
+fn note_unmet_options(
+    args: &LaunchArgs,
+    launcher: AgentLauncher,
+    discovery: &Discovery,
+) -> Result<()> {
+    if launcher != AgentLauncher::Pals || args.rank_input.is_some() {
+        return Ok(());
+    }
+    for RequiredOption { option, why } in required_options(args, discovery, LauncherSyntax::Pals)? {
+        output::note(&format!(
+            "ranks started by agents have no {option} of mpiexec: {} Start them by `mpiexec \
+             $(regatta map --format pals) regatta launch`, as `regatta submit` does",
+            why
+        ));
+    }
+    Ok(())
 }
 
 /// The addresses by which nodes may reach this host, that of the high-speed network first.
