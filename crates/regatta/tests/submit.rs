@@ -138,6 +138,13 @@ fn errors_name_the_option() {
     run_line("submit --array 1,3 -- ./a").assert_usage_error("expected a number of tasks as in 10");
     let ranks = "--system lumi-g -A a --ranks-per-node 2 -- regatta train";
     assert_contains(error(ranks), "--ranks-per-node is for programs");
+    let net = "--system lumi-g -A a --check-net -- regatta train";
+    assert_contains(error(net), "--check-net is for programs");
+    let aurora = "--system aurora -A a -q debug -t 1h --require-net cxi -- ./a";
+    assert_contains(error(aurora), "for oneCCL, which logs nothing that --check-net reads");
+    let lumi = "--system lumi-g -A a --check-net --require-net cxi/GDRDMA -- ./a";
+    let options = "launch --profile lumi-g --check-net --require-net cxi/GDRDMA --run-dir";
+    assert_contains(dry_run(&folder, lumi).ok(), options);
     run_line("submit -t 30 -- ./a").assert_usage_error("invalid value '30' for '--time <LIMIT>'");
     let missing = run_line("submit --dry-run").assert_code(2);
     assert_contains(missing.err, "COMMAND");

@@ -23,6 +23,11 @@ pub use settings::{
 };
 pub use time_limit::{TimeLimit, TimeLimitError};
 
+/// Options of `regatta launch` that read the log of each rank.
+pub const CHECK_NET: &str = "--check-net";
+/// See [`CHECK_NET`].
+pub const REQUIRE_NET: &str = "--require-net";
+
 /// A scheduler with batch scripts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -260,6 +265,15 @@ fn check(scheduler: BatchScheduler, job: &BatchJob, site: &Profile) -> Result<()
         });
     }
     check_array(scheduler, job)?;
+    let checks_net = job.launch_options.iter().any(|o| o == CHECK_NET || o == REQUIRE_NET);
+    if checks_net && mpiexec::is_needed(scheduler, job, site) {
+        return Err(BatchError::Unsupported {
+            scheduler,
+            what: "starts the ranks by mpiexec at this site, for oneCCL, which logs nothing that \
+                   --check-net reads",
+            fix: "remove --check-net and --require-net",
+        });
+    }
     let is_flux_directive = |line: &str| {
         let tag = line.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
         tag.starts_with("flux:") || tag.starts_with("FLUX:")

@@ -18,6 +18,7 @@ use regatta_place::batch::{
 };
 use regatta_place::site_profile::Profile;
 
+use crate::commands::net_log;
 use crate::options::{MAX_NODES, NamedValue, one_of, positive};
 use crate::sanitize::sanitize;
 use crate::{output, shell};
@@ -98,6 +99,13 @@ pub struct SubmitArgs {
     /// the directive that it needs
     #[arg(long, value_name = "VARIABLE", help_heading = "Program")]
     without: Vec<String>,
+    /// Report which network NCCL or RCCL uses, in the job's output
+    #[arg(long, help_heading = "Program")]
+    check_net: bool,
+    /// Like --check-net, and end the job if a rank uses another network: ib, ofi, cxi, efa, socket, or a
+    /// plug-in by its name; NAME/GDRDMA also requires GPUDirect RDMA
+    #[arg(long, value_name = "NAME", value_parser = network, help_heading = "Program")]
+    require_net: Option<String>,
 
     /// Site profile: lumi-g, frontier, perlmutter, polaris, aurora, alps, jupiter, marenostrum5-acc,
     /// el-capitan, or one of --profile-file [default: detected]
@@ -126,6 +134,11 @@ pub struct SubmitArgs {
     command: Vec<OsString>,
 }
 
+/// A network by its name; the launch parses it again.
+fn network(text: &str) -> Result<String, String> {
+    net_log::requirement(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
+}
+
 const SCHEDULERS: [NamedValue<BatchScheduler>; 3] = [
     ("slurm", BatchScheduler::Slurm, "Slurm: sbatch"),
     ("pbs", BatchScheduler::Pbs, "PBS Professional, OpenPBS: qsub"),
@@ -148,8 +161,8 @@ Examples:
                                                 print the script, from anywhere
   regatta submit -N 4 -t 12h -A me --requeue -- regatta train gpt2 data.source=books
                                                 train longer than the time limit of the queue
-  regatta submit -N 2 -t 1h -A me --container torch.sif -- python train.py
-                                                every rank in a container
+  regatta submit -N 2 -t 1h -A me --container torch.sif --require-net cxi -- python train.py
+                                                every rank in a container, not over TCP
   regatta submit -t 1h -A me --array 0-9%2 -- sh -c 'python train.py --seed $SLURM_ARRAY_TASK_ID'
                                                 ten jobs, at most two at a time
   regatta submit -t 10m -A me --after 12345 -- regatta eval jobs/gpt2/run
@@ -237,8 +250,15 @@ fn start_error(scheduler: BatchScheduler, error: std::io::Error) -> anyhow::Erro
 fn batch_job(args: &SubmitArgs, site: &Site, scheduler: BatchScheduler) -> Result<BatchJob> {
     let command = utf8_words(&args.command)?;
     let kind = RunKind::of(&command);
-    if args.ranks_per_node.is_some() && !matches!(kind, RunKind::Program | RunKind::Launch) {
-        bail!("--ranks-per-node is for programs: pass it to the command of regatta");
+    let for_programs = [
+        ("--ranks-per-node", args.ranks_per_node.is_some()),
+        ("--check-net", args.check_net),
+        ("--require-net", args.require_net.is_some()),
+    ];
+    let given = for_programs.iter().find(|(_, is_given)| *is_given);
+    if let Some((option, _)) = given.filter(|_| !matches!(kind, RunKind::Program | RunKind::Launch))
+    {
+        bail!("{option} is for programs: pass it to the command of regatta");
     }
     let name = args.name.clone().unwrap_or_else(|| default_name(&command));
     let after = |jobs: &[String], must_succeed: bool| -> Vec<Dependency> {
@@ -287,6 +307,12 @@ fn launch_options(args: &SubmitArgs, site: &Site) -> Result<Vec<String>> {
     }
     if let Some(count) = args.ranks_per_node {
         options.extend(["--ranks-per-node".to_owned(), count.to_string()]);
+    }
+    if args.check_net {
+        options.push(batch::CHECK_NET.to_owned());
+    }
+    if let Some(name) = &args.require_net {
+        options.extend([batch::REQUIRE_NET.to_owned(), name.clone()]);
     }
     Ok(options)
 }
