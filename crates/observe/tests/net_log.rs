@@ -77,6 +77,21 @@ fn logs_of_an_h200_are_judged_with_and_without_a_plugin() {
     assert!(!is_satisfied(name, "cxi") && !is_satisfied("nccl-2.28-h200-socket.log", "ofi"));
 }
 
+/// The reports on the pages of sites.
+#[test]
+fn good_networks_have_no_findings() {
+    for (name, requirement) in [
+        ("rccl-2.21-cxi.log", "cxi/GDRDMA"),
+        ("nccl-2.24-cxi.log", "cxi/GDRDMA"),
+        ("nccl-2.24-efa.log", "efa/GDRDMA"),
+        ("nccl-2.31-ib.log", "ib/GDRDMA"),
+    ] {
+        let report = judge_recorded(name);
+        assert_eq!((report.level, codes(&report)), (Level::Ok, Vec::new()), "{name}");
+        assert!(is_satisfied(name, requirement), "{name}");
+    }
+}
+
 #[test]
 fn wrapped_channel_over_tcp_is_found() {
     let report = judge_recorded("frontier-without-plugin.log");

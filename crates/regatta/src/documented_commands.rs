@@ -20,18 +20,18 @@ fn pages() -> Vec<PathBuf> {
         paths.filter(|path| path.extension().is_some_and(|end| end == "md")).collect::<Vec<_>>()
     };
     let top = ["README.md", "CONTRIBUTING.md"].map(|name| workspace().join(name));
-    let folders = ["docs", "docs/parallel", "docs/train", "fuzz"];
+    let folders = ["docs", "docs/parallel", "docs/sites", "docs/train", "fuzz"];
     top.into_iter().chain(folders.into_iter().flat_map(in_folder)).collect()
 }
 
-/// Commands of `sh` blocks, with continued lines joined, and of inline code.
+/// Commands of `sh` and `bash` blocks, with continued lines joined, and of inline code.
 fn commands(page: &str) -> Vec<String> {
     let (mut found, mut fence, mut continued) = (Vec::new(), None, String::new());
     for line in page.lines() {
         match (line.trim_start().strip_prefix("```"), fence) {
             (Some(_), Some(_)) => fence = None,
             (Some(language), None) => fence = Some(language),
-            (None, Some("sh")) => {
+            (None, Some("sh" | "bash")) => {
                 continued += line.trim_end_matches('\\');
                 if !line.ends_with('\\') {
                     found.push(std::mem::take(&mut continued));

@@ -157,7 +157,7 @@ fn assert_ranks(launcher: &str, run: &Path, nodes: usize, ranks_per_node: usize)
 }
 
 /// A Python with PyTorch: `REGATTA_TEST_PYTHON`, or `python3` in PATH.
-fn python_with_torch() -> Option<String> {
+pub fn python_with_torch() -> Option<String> {
     let python = std::env::var("REGATTA_TEST_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let found = Command::new(&python).args(["-c", "import torch"]).output();
     if found.is_ok_and(|out| out.status.success()) {

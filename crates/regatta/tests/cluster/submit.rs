@@ -1,9 +1,12 @@
 //! Jobs of `regatta submit` under Slurm: they run, are listed, wait for each other, and go back into
 //! the queue.
 
+use std::path::Path;
+
 use regatta_testbed::{Cluster, CommandOutput, cluster_or_skip, run, wait_until};
 use serde_json::Value;
 
+use crate::multi_node::python_with_torch;
 use crate::support::metrics::last_step_in;
 use crate::support::train::ENDLESS;
 use crate::support::{REGATTA, from_json};
@@ -61,7 +64,23 @@ fn submitted_jobs_run_and_are_listed() {
     let table = user.regatta(&["jobs"]).expect_success().stdout;
     assert!(table.contains("step 5/5"), "{table}");
     array(&user);
+    torchrun(&user);
     time_limit(&user);
+}
+
+/// torchrun on each node, as on the pages of `docs/sites`, if there is a Python with PyTorch.
+fn torchrun(user: &User) {
+    let Some(python) = python_with_torch() else { return };
+    let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/examples");
+    let script = format!("{examples}/torchrun.sh");
+    let program = format!("{examples}/ddp.py");
+    let path = format!("export PATH={}:$PATH;", Path::new(&python).parent().unwrap().display());
+    let script = format!("{path} exec sh {script} 1 {program} --steps 10 --hidden-size 16");
+    let id = user.submit("--ranks-per-node 1 --name torchrun", &["sh", "-c", &script]);
+    let is_open = |job: &Value| job["state"] == "pending" || job["state"] == "running";
+    wait_until("torchrun to end", || !is_open(&user.job(&id)));
+    let out = std::fs::read_to_string(user.0.shared().join("jobs/torchrun/job.out")).unwrap();
+    assert!(out.contains("done: the weights of 2 ranks agree"), "{out}");
 }
 
 /// Each task of an array has its own folder, is listed, and goes back into the queue by itself: also
