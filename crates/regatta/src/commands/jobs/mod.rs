@@ -1,6 +1,8 @@
 //! `regatta jobs`: the state of the jobs that `regatta submit` submitted.
 
+mod array;
 mod query;
+mod table;
 mod tasks;
 
 use std::path::{Path, PathBuf};
@@ -8,16 +10,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use clap::Args;
 use regatta_discover::job_state::{JobState, JobStatus};
-use regatta_model::{Document, document, text_table};
-use regatta_place::batch::{BatchScheduler, JobArray, RunDir, RunKind};
+use regatta_model::{Document, document};
+use regatta_place::batch::{BatchScheduler, RunDir, RunKind};
 use regatta_train::regular_file;
 use serde::{Deserialize, Serialize};
 
 use super::runs::folder::{self, Progress};
 use super::submit::record::{self, JobRecord};
-use crate::cli::{ERROR, FAINT, GOOD, WARNING};
 use crate::output;
-use crate::sanitize::sanitize;
 
 /// Maximum size of a record.
 const MAX_RECORD_BYTES: u64 = 4 << 20;
@@ -116,7 +116,7 @@ pub fn run(args: &JobsArgs) -> Result<()> {
         return Ok(());
     }
     // One line per array, or one per task of an array that is named.
-    output::print(&table(&jobs, !args.jobs.is_empty()))
+    output::print(&table::table(&jobs, !args.jobs.is_empty()))
 }
 
 /// All records of the state folder, newest first. Unreadable ones, as of another version, are noted.
@@ -170,7 +170,7 @@ fn entries(mut records: Vec<JobRecord>) -> Vec<JobEntry> {
     }
     for record in records.iter_mut().filter(|record| record.ended.is_none()) {
         if let Some(array) = record.array {
-            record_ended_tasks(record, array, &found);
+            array::record_ended_tasks(record, array, &found);
             continue;
         }
         let status = found.status(record);
@@ -181,64 +181,9 @@ fn entries(mut records: Vec<JobRecord>) -> Vec<JobEntry> {
     records.into_iter().map(|record| entry(record, &found)).collect()
 }
 
-/// Records which tasks of an array have ended, and the end of the array with the last of them.
-fn record_ended_tasks(record: &mut JobRecord, array: JobArray, found: &query::Answers) {
-    let tasks = found.tasks(record).into_iter();
-    let is_new = |index: &u32| !record.ended_tasks.contains_key(index);
-    let ended = tasks.filter(|(index, status)| status.state.is_final() && is_new(index));
-    let ended = ended.map(|(index, status)| (index, status.clone())).collect();
-    record.add_ended_tasks(ended);
-    let ended: Vec<_> = array.indices().filter_map(|i| record.ended_tasks.get(&i)).collect();
-    if ended.len() == array.count() as usize
-        && let Some(status) = tasks::end_of(&record.id, &record.name, &ended)
-    {
-        record.set_ended(&status);
-    }
-}
-
-fn task_entry(record: &JobRecord, index: u32, found: Option<&JobStatus>) -> TaskEntry {
-    let folder = record.folder.join(format!("{}{index}", RunDir::TASK_PREFIX));
-    let run_folder = run_folder(record, &folder);
-    let by_run = || run_folder.as_deref().and_then(|run| status_by_run(record, run));
-    let status = record.ended_tasks.get(&index).or(found).cloned().or_else(by_run);
-    TaskEntry {
-        id: tasks::task_id(record.scheduler, &record.id, index),
-        index,
-        state: status.as_ref().map(|status| status.state),
-        reason: status.as_ref().and_then(|status| status.reason.clone()),
-        elapsed: status.as_ref().and_then(|status| status.elapsed),
-        limit: status.as_ref().and_then(|status| status.limit),
-        exit_code: status.as_ref().and_then(|status| status.exit_code),
-        progress: run_folder.as_deref().and_then(folder::progress),
-        run_folder,
-    }
-}
-
-fn array_entry(record: JobRecord, array: JobArray, found: &query::Answers) -> JobEntry {
-    let states = found.tasks(&record);
-    let entry = |index| task_entry(&record, index, states.get(&index).copied());
-    let tasks: Vec<TaskEntry> = array.indices().map(entry).collect();
-    let states: Vec<_> = tasks.iter().map(|task| task.state).collect();
-    let reason = match tasks.iter().all(|task| task.state.is_none()) {
-        true => found.problem(record.scheduler),
-        false => tasks::summary(&states),
-    };
-    JobEntry {
-        state: tasks::combined_state(&states),
-        reason: Some(reason),
-        elapsed: tasks.iter().filter_map(|task| task.elapsed).max(),
-        limit: tasks.iter().find_map(|task| task.limit),
-        exit_code: record.ended.as_ref().and_then(|status| status.exit_code),
-        run_folder: None,
-        progress: None,
-        tasks,
-        record,
-    }
-}
-
 fn entry(record: JobRecord, found: &query::Answers) -> JobEntry {
     if let Some(array) = record.array {
-        return array_entry(record, array, found);
+        return array::array_entry(record, array, found);
     }
     let run_folder = run_folder(&record, &record.folder);
     let by_scheduler = record.ended.clone().or_else(|| found.status(&record).cloned());
@@ -293,104 +238,11 @@ fn latest_run(names: impl Iterator<Item = String>) -> Option<String> {
     names.filter(|name| number(name).is_some()).max_by_key(number)
 }
 
-fn table(jobs: &[JobEntry], with_tasks: bool) -> String {
-    let tasks = |job: &'_ JobEntry| match with_tasks {
-        true => job.tasks.iter().map(|task| (task.state, task_row(job, task))).collect(),
-        false => Vec::new(),
-    };
-    let rows: Vec<(Option<JobState>, Vec<String>)> = jobs
-        .iter()
-        .flat_map(|job| [vec![(job.state, job_row(job))], tasks(job)].concat())
-        .collect();
-    let (states, rows): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
-    let header = ["job", "name", "state", "nodes", "elapsed", "limit", "progress", "run", "reason"];
-    let text = text_table::align(&header, &rows, &[0, 1, 2, 6, 7, 8]);
-    let (header, lines) = text.split_once('\n').unwrap_or((&text, ""));
-    let lines = states.into_iter().zip(lines.lines()).map(|(state, line)| colored(state, line));
-    format!("{FAINT}{header}{FAINT:#}\n{}", lines.collect::<String>())
-}
-
-fn job_row(job: &JobEntry) -> Vec<String> {
-    let run = job.run_folder.as_ref().unwrap_or(&job.record.folder);
-    vec![
-        job.record.id.clone(),
-        job.record.name.clone(),
-        state_name(job.state).to_owned(),
-        job.record.nodes.to_string(),
-        shown_clock(job.elapsed),
-        shown_clock(job.limit),
-        job.progress.as_ref().map_or("-".to_owned(), format_progress),
-        shown_path(run),
-        shown_reason(job.exit_code, job.reason.as_deref()),
-    ]
-}
-
-fn task_row(job: &JobEntry, task: &TaskEntry) -> Vec<String> {
-    vec![
-        task.id.clone(),
-        job.record.name.clone(),
-        state_name(task.state).to_owned(),
-        job.record.nodes.to_string(),
-        shown_clock(task.elapsed),
-        shown_clock(task.limit),
-        task.progress.as_ref().map_or("-".to_owned(), format_progress),
-        task.run_folder.as_deref().map_or("-".to_owned(), shown_path),
-        shown_reason(task.exit_code, task.reason.as_deref()),
-    ]
-}
-
-fn shown_clock(seconds: Option<u64>) -> String {
-    seconds.map_or("-".to_owned(), format_clock)
-}
-
-/// The exit code, unless it is 0, and the reason.
-fn shown_reason(exit_code: Option<i32>, reason: Option<&str>) -> String {
-    let code = exit_code.filter(|code| *code != 0).map(|code| format!("exit code {code}"));
-    let parts: Vec<&str> = code.as_deref().into_iter().chain(reason).collect();
-    sanitize(&parts.join(", "))
-}
-
-fn state_name(state: Option<JobState>) -> &'static str {
-    state.map_or("unknown", JobState::name)
-}
-
-/// A line with the state in its colour.
-fn colored(state: Option<JobState>, line: &str) -> String {
-    let style = match state {
-        Some(JobState::Running | JobState::Completed) => GOOD,
-        Some(JobState::Failed | JobState::TimedOut) => ERROR,
-        Some(JobState::Suspended | JobState::Cancelled) => WARNING,
-        Some(JobState::Pending) | None => FAINT,
-    };
-    let name = state_name(state);
-    line.replacen(&format!("  {name}"), &format!("  {style}{name}{style:#}"), 1) + "\n"
-}
-
-/// `1:05:00`, or with days `2-01:05:00`, as Slurm shows it.
-fn format_clock(seconds: u64) -> String {
-    let (days, hours) = (seconds / 86_400, seconds / 3600 % 24);
-    let rest = format!("{:02}:{:02}", seconds / 60 % 60, seconds % 60);
-    if days == 0 { format!("{hours}:{rest}") } else { format!("{days}-{hours:02}:{rest}") }
-}
-
-fn format_progress(progress: &Progress) -> String {
-    let steps = progress.steps.map(|steps| format!("/{steps}")).unwrap_or_default();
-    let loss = progress.loss.map(|loss| format!(", loss {loss:.4}")).unwrap_or_default();
-    format!("step {}{steps}{loss}", progress.step)
-}
-
-/// A path relative to the current folder where that is shorter.
-fn shown_path(path: &Path) -> String {
-    let here = std::env::current_dir().ok();
-    let relative = here.as_ref().and_then(|here| path.strip_prefix(here).ok());
-    relative.unwrap_or(path).display().to_string()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn record(id: &str, name: &str, submitted: u64) -> JobRecord {
+    pub fn record(id: &str, name: &str, submitted: u64) -> JobRecord {
         JobRecord {
             id: id.to_owned(),
             scheduler: BatchScheduler::Slurm,
@@ -424,44 +276,6 @@ mod tests {
         assert_eq!(selected(&["/home/jobs/eval", "12"]), ["train", "eval"]);
         let error = select(records.clone(), &["13".to_owned()]).unwrap_err().to_string();
         assert!(error.contains("\"13\""), "{error}");
-    }
-
-    #[test]
-    fn table_shows_state_time_progress_and_reason() {
-        let job = |record: JobRecord, state, reason: Option<&str>| JobEntry {
-            state,
-            reason: reason.map(str::to_owned),
-            elapsed: Some(3723),
-            limit: Some(2 * 86_400),
-            exit_code: None,
-            run_folder: Some(record.folder.join("run-1")),
-            progress: Some(Progress { step: 10, steps: Some(20), loss: Some(1.5) }),
-            tasks: Vec::new(),
-            record,
-        };
-        let pending = JobEntry {
-            elapsed: None,
-            progress: None,
-            run_folder: None,
-            ..job(record("8", "b", 1), Some(JobState::Pending), Some("Priority"))
-        };
-        let unknown = job(record("9", "c", 1), None, Some("sacct failed"));
-        let failed = JobEntry {
-            exit_code: Some(75),
-            ..job(record("5", "d", 0), Some(JobState::Failed), None)
-        };
-        let jobs =
-            [job(record("7", "a", 2), Some(JobState::Running), None), pending, unknown, failed];
-        let text = anstream::adapter::strip_str(&table(&jobs, false)).to_string();
-        let expected = "\
-job  name  state    nodes  elapsed       limit  progress                run                 reason
-7    a     running      2  1:02:03  2-00:00:00  step 10/20, loss 1.5000  /home/jobs/a/run-1
-8    b     pending      2        -  2-00:00:00  -                        /home/jobs/b        Priority
-9    c     unknown      2  1:02:03  2-00:00:00  step 10/20, loss 1.5000  /home/jobs/c/run-1  sacct failed
-5    d     failed       2  1:02:03  2-00:00:00  step 10/20, loss 1.5000  /home/jobs/d/run-1  exit code 75
-";
-        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-        assert_eq!(words(&text), words(expected), "{text}");
     }
 
     #[test]
