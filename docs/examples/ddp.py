@@ -30,10 +30,10 @@ def main():
     args = parser.parse_args()
 
     device, backend = select_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(backend)
+    dist.init_process_group(backend, device_id=None if backend == "gloo" else device)
     rank, world = dist.get_rank(), dist.get_world_size()
     if rank == 0:
-        print(f"{world} ranks, {backend}, first device {device}", flush=True)
+        print(f"world size {world}, backend {backend}, device {device} on rank 0", flush=True)
 
     torch.manual_seed(0)
     layers = [torch.nn.Linear(64, args.hidden_size), torch.nn.GELU(), torch.nn.Linear(args.hidden_size, 1)]

@@ -44,21 +44,22 @@ def main():
     args = parser.parse_args()
 
     device, backend = select_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(backend)
+    dist.init_process_group(backend, device_id=None if backend == "gloo" else device)
     rank, world = dist.get_rank(), dist.get_world_size()
     if rank == 0:
-        print(f"{world} ranks, {backend}, first device {device}", flush=True)
+        print(f"world size {world}, backend {backend}, device {device} on rank 0", flush=True)
 
     torch.manual_seed(0)
     size = args.hidden_size
-    model = torch.nn.Sequential(*[Block(size) for _ in range(args.layers)], torch.nn.Linear(size, 1)).to(device)
+    blocks = [Block(size) for _ in range(args.layers)]
+    model = torch.nn.Sequential(*blocks, torch.nn.LayerNorm(size), torch.nn.Linear(size, 1)).to(device)
     mesh = init_device_mesh(device.type, (world,))
     # bf16 for computation and communication; the shards stay in f32.
     policy = MixedPrecisionPolicy() if device.type == "cpu" else MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-    for block in model:
+    for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     # Every rank has its own samples of the same function.
     samples = torch.Generator().manual_seed(1 + rank)

@@ -238,9 +238,9 @@ fn examples_train() {
     let Some(python) = python_with_torch() else { return };
     for by_torchrun in [false, true] {
         let ddp = run_example(&python, "ddp.py", by_torchrun);
-        assert_contains(&ddp, ["2 ranks, gloo", "done: the weights of 2 ranks agree"]);
+        assert_contains(&ddp, ["world size 2, backend gloo", "done: the weights of 2 ranks agree"]);
         let fsdp = run_example(&python, "fsdp.py", by_torchrun);
-        assert_contains(&fsdp, ["2 ranks, gloo", "done: rank 0 of 2 holds"]);
+        assert_contains(&fsdp, ["world size 2, backend gloo", "done: rank 0 of 2 holds"]);
         for text in [ddp, fsdp] {
             let losses = text.lines().filter_map(|line| line.split_once(": loss ")).map(|(_, l)| l);
             let losses: Vec<f64> = losses.map(|loss| loss.trim().parse().unwrap()).collect();

@@ -259,6 +259,18 @@ mod tests {
         toml::from_str(text).unwrap()
     }
 
+    /// A launch from a login node.
+    #[test]
+    fn gpus_are_those_of_the_site_where_the_machine_has_none() {
+        let amd =
+            HardwareMatch { vendor: Some(GpuVendor::Amd), gpus: Some(8), ..Default::default() };
+        let context = JobContext::default().or_gpus_of(&amd);
+        assert_eq!((context.vendor, context.gpus_per_node), (Some(GpuVendor::Amd), 8));
+        let own = JobContext { vendor: Some(GpuVendor::Nvidia), gpus_per_node: 4, ..context };
+        let own = own.or_gpus_of(&amd);
+        assert_eq!((own.vendor, own.gpus_per_node), (Some(GpuVendor::Nvidia), 4));
+    }
+
     #[test]
     fn versions_compare_numerically() {
         assert!(holds(">=2.27.3,<2.29", "2.28"));

@@ -148,7 +148,8 @@ fn select(records: Vec<JobRecord>, words: &[String]) -> Result<Vec<JobRecord>> {
         let number = record.id.split('.').next().unwrap_or_default();
         let short = number == word || number.strip_suffix("[]") == Some(word);
         let folder = std::path::absolute(word).is_ok_and(|path| record.folder == path);
-        record.id == word || short || record.name == word || folder
+        let task = tasks::task_index(record.scheduler, &record.id, word).is_some();
+        record.id == word || short || task || record.name == word || folder
     };
     let unknown = words.iter().find(|word| !records.iter().any(|record| names(record, word)));
     if let Some(word) = unknown {
@@ -271,6 +272,7 @@ mod tests {
         };
         assert_eq!(selected(&[]), ["train", "eval"]);
         assert_eq!(selected(&["12"]), ["train"]);
+        assert_eq!(selected(&["7_3"]), ["eval"]);
         assert_eq!(selected(&["12.server"]), ["train"]);
         assert_eq!(selected(&["eval"]), ["eval"]);
         assert_eq!(selected(&["/home/jobs/eval", "12"]), ["train", "eval"]);
