@@ -23,18 +23,9 @@ def select_device(local_rank):
     return torch.device("cpu"), "gloo"
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--hidden-size", type=int, default=1024)
-    args = parser.parse_args()
-
-    device, backend = select_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(backend, device_id=None if backend == "gloo" else device)
+def train(args, device):
+    """Trains on random samples, and checks the result."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    if rank == 0:
-        print(f"world size {world}, backend {backend}, device {device} on rank 0", flush=True)
-
     torch.manual_seed(0)
     layers = [torch.nn.Linear(64, args.hidden_size), torch.nn.GELU(), torch.nn.Linear(args.hidden_size, 1)]
     model = DistributedDataParallel(torch.nn.Sequential(*layers).to(device))
@@ -61,8 +52,24 @@ def main():
     assert torch.equal(low, high), "the ranks have different weights"
     if rank == 0:
         print(f"done: the weights of {world} ranks agree", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--hidden-size", type=int, default=1024)
+    args = parser.parse_args()
+
+    device, backend = select_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(backend, device_id=None if backend == "gloo" else device)
+    if dist.get_rank() == 0:
+        print(f"world size {dist.get_world_size()}, backend {backend}, device {device} on rank 0", flush=True)
+    train(args, device)
     dist.barrier()
     dist.destroy_process_group()
+    # With gloo, PyTorch 2.15 sometimes aborts when Python exits, although all work is done.
+    if backend == "gloo":
+        os._exit(0)
 
 
 main()

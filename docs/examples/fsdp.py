@@ -36,19 +36,9 @@ class Block(torch.nn.Module):
         return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--hidden-size", type=int, default=1024)
-    parser.add_argument("--layers", type=int, default=8)
-    args = parser.parse_args()
-
-    device, backend = select_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(backend, device_id=None if backend == "gloo" else device)
+def train(args, device):
+    """Trains on random samples, and checks the result."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    if rank == 0:
-        print(f"world size {world}, backend {backend}, device {device} on rank 0", flush=True)
-
     torch.manual_seed(0)
     size = args.hidden_size
     blocks = [Block(size) for _ in range(args.layers)]
@@ -79,8 +69,25 @@ def main():
     assert world == 1 or shard < whole, "the parameters are not sharded"
     if rank == 0:
         print(f"done: rank 0 of {world} holds {shard} of {whole} parameters", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--hidden-size", type=int, default=1024)
+    parser.add_argument("--layers", type=int, default=8)
+    args = parser.parse_args()
+
+    device, backend = select_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(backend, device_id=None if backend == "gloo" else device)
+    if dist.get_rank() == 0:
+        print(f"world size {dist.get_world_size()}, backend {backend}, device {device} on rank 0", flush=True)
+    train(args, device)
     dist.barrier()
     dist.destroy_process_group()
+    # With gloo, PyTorch 2.15 sometimes aborts when Python exits, although all work is done.
+    if backend == "gloo":
+        os._exit(0)
 
 
 main()
