@@ -6,6 +6,7 @@
 
 pub mod collect;
 pub mod diagnosis;
+mod fabric;
 pub mod facts;
 pub mod judge;
 pub mod peers;

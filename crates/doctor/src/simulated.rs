@@ -10,6 +10,7 @@ use crate::facts::{
     DeviceFile, DeviceNeed, DeviceState, DirectoryUse, FileSystem, GpuHealth, JobFacts, NetPlugin,
     NicHealth, NodeFacts, OsFacts, Peer, PeerToPeer, Rate, RateTest,
 };
+use crate::peers::schedule;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -264,12 +265,13 @@ fn rates(machine: &Machine, random: &mut Random) -> Vec<Rate> {
     rates
 }
 
-/// Connections at distances of powers of two over every NIC; the bandwidth to the next node.
+/// The scheduled connections over every NIC.
 fn peers(machine: &Machine, node: u32, nodes: u32, random: &mut Random) -> Vec<Peer> {
     let mut peers = Vec::new();
-    let distances = (0..31).map(|bit| 1u32 << bit).take_while(|distance| *distance < nodes);
-    for distance in distances {
-        let other = (node + distance) % nodes;
+    let (own, count) = (node as usize, nodes as usize);
+    for target in schedule::targets(own, count) {
+        let other = target as u32;
+        let has_bandwidth = schedule::measures_bandwidth(own, target, count);
         for (index, nic) in machine.nics.iter().enumerate() {
             peers.push(Peer {
                 node: other,
@@ -278,7 +280,7 @@ fn peers(machine: &Machine, node: u32, nodes: u32, random: &mut Random) -> Vec<P
                 address: address(other, index),
                 round_trip: Some(random.less(4e-5, 0.5)),
                 clock_offset: Some(random.less(4e-5, 1.0)),
-                bandwidth: (distance == 1)
+                bandwidth: has_bandwidth
                     .then(|| (random.less(2.3e10, 0.05), random.less(2.3e10, 0.05))),
                 error: None,
             });

@@ -12,6 +12,9 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use regatta_discover::systems;
+use regatta_doctor::simulated::healthy_job;
+use regatta_model::document;
 use regatta_testbed::assert_contains;
 use support::{CommandOutput, TempDir, command, regatta};
 
@@ -29,6 +32,22 @@ const REPORTS: [(&str, &str); 9] = [
 ];
 /// The heading above a report.
 const REPORT_HEADING: &str = "## What --check-net prints";
+/// The built-in systems whose simulated nodes `regatta doctor` judges on the pages.
+const DIAGNOSES: [(&str, &str); 9] = [
+    ("alps", "alps"),
+    ("aurora", "aurora"),
+    ("el-capitan", "el-capitan"),
+    ("frontier", "frontier"),
+    ("jupiter", "jupiter"),
+    ("lumi", "lumi-g"),
+    ("perlmutter", "perlmutter"),
+    ("polaris", "polaris"),
+    ("slurm-infiniband", "dgx-h100"),
+];
+/// The heading above a diagnosis.
+const DIAGNOSIS_HEADING: &str = "## What doctor prints";
+/// Facts of a virtual machine with one H200, for the page about them.
+const VM_FACTS: &str = "tests/fixtures/doctor-h200-vm.json";
 /// What starts a line with a directive of a scheduler.
 const DIRECTIVES: [&str; 3] = ["#SBATCH ", "#PBS ", "# flux: "];
 
@@ -102,9 +121,9 @@ impl Page {
         self.parts.iter().enumerate().filter_map(after).collect()
     }
 
-    /// Index of the report.
-    fn report(&self) -> Option<usize> {
-        let heading = self.parts.iter().position(|part| part.text.contains(REPORT_HEADING))?;
+    /// Index of the text below a heading.
+    fn text_below(&self, heading: &str) -> Option<usize> {
+        let heading = self.parts.iter().position(|part| part.text.contains(heading))?;
         let text = self.parts.iter().skip(heading).position(|part| part.is_code("text"))?;
         Some(heading + text)
     }
@@ -129,6 +148,23 @@ fn printed_script(words: &[String]) -> String {
     CommandOutput::from(submit.output().unwrap()).ok()
 }
 
+/// What `regatta doctor` prints for healthy nodes of a site. Rates are left out: those of simulated
+/// nodes are not measured.
+fn printed_diagnosis(page: &str) -> String {
+    let Some((_, system)) = DIAGNOSES.iter().find(|(name, _)| *name == page) else {
+        let facts = Path::new(env!("CARGO_MANIFEST_DIR")).join(VM_FACTS);
+        return regatta(&["doctor", "--facts", facts.to_str().unwrap()]).ok();
+    };
+    let facts = healthy_job(&systems::system(system).unwrap(), 2, 1);
+    let folder = TempDir::new();
+    folder.write("facts.json", document::to_json(&facts).unwrap());
+    let facts = folder.path().join("facts.json");
+    let measured = "speed,bandwidth,file-system-speed";
+    let printed = regatta(&["doctor", "--facts", facts.to_str().unwrap(), "--skip", measured]).ok();
+    assert!(printed.ends_with("PASS: 2 nodes\n"), "{printed}");
+    printed
+}
+
 #[test]
 fn scripts_and_reports_are_those_of_the_commands() {
     let bless = std::env::var_os("REGATTA_BLESS").is_some();
@@ -144,10 +180,14 @@ fn scripts_and_reports_are_those_of_the_commands() {
         if let Some((_, log)) = REPORTS.iter().find(|(name, _)| *name == page.name()) {
             let log = workspace().join("crates/observe/tests/logs").join(log);
             let report = regatta(&["net-log", log.to_str().unwrap()]).ok();
-            let at = page.report().unwrap_or_else(|| panic!("{}: no report", page.name()));
+            let at = page.text_below(REPORT_HEADING);
+            let at = at.unwrap_or_else(|| panic!("{}: no report", page.name()));
             assert!(report.starts_with("GOOD: "), "{report}");
             page.parts[at].text = report;
         }
+        let diagnosis = page.text_below(DIAGNOSIS_HEADING);
+        let diagnosis = diagnosis.unwrap_or_else(|| panic!("{}: no diagnosis", page.name()));
+        page.parts[diagnosis].text = printed_diagnosis(page.name());
         let after = page.text();
         if bless {
             std::fs::write(&page.path, &after).unwrap();

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::findings::Findings;
 use super::majority::Groups;
-use super::nics::fabric;
 use crate::diagnosis::{Check, CheckResult, Verdict};
+use crate::fabric::fabric;
 use crate::facts::JobFacts;
 
 pub(super) fn judge(facts: &JobFacts) -> CheckResult {
     let mut values: BTreeMap<&str, Vec<(&str, Option<u32>)>> = BTreeMap::new();
     for node in &facts.nodes {
-        for nic in fabric(&node.machine) {
+        for nic in fabric(&node.machine.nics) {
             let mtu = node.nics.iter().find(|health| health.name == nic.name).and_then(|h| h.mtu);
             values.entry(&nic.name).or_default().push((&node.host, mtu));
         }

@@ -6,8 +6,8 @@ use regatta_model::{GpuVendor, NicKind, Software};
 
 use super::findings::Findings;
 use super::majority::Groups;
-use super::nics::fabric;
 use crate::diagnosis::{Check, CheckResult, Verdict};
+use crate::fabric::fabric;
 use crate::facts::{JobFacts, NetPlugin, NodeFacts};
 
 pub(super) fn judge(facts: &JobFacts) -> CheckResult {
@@ -39,7 +39,7 @@ fn needs_plugin(node: &NodeFacts) -> bool {
     let needs = |kind: NicKind| matches!(kind, NicKind::Slingshot | NicKind::Efa);
     let runtime = |vendor: GpuVendor| vendor != GpuVendor::Intel;
     node.machine.gpus.first().is_some_and(|gpu| runtime(gpu.vendor))
-        && fabric(&node.machine).first().is_some_and(|nic| needs(nic.kind))
+        && fabric(&node.machine.nics).first().is_some_and(|nic| needs(nic.kind))
 }
 
 fn compare(facts: &JobFacts, findings: &mut Findings) {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use regatta_model::units::{format_duration, format_si_unit, pluralize};
+use regatta_model::units::{format_si_unit, format_time, pluralize};
 
 use super::blame::{Blame, Edge, blame};
 use crate::diagnosis::{Check, CheckResult, Finding, Verdict};
@@ -185,7 +185,7 @@ pub(super) fn clocks(facts: &JobFacts) -> CheckResult {
     let finding = |at: usize, skew: f64, from: String| Finding {
         verdict: if skew > LARGE_SKEW { Verdict::Fail } else { Verdict::Warn },
         hosts: vec![host(&facts.nodes, at).to_owned()],
-        reason: format!("the clock differs by {} from {from}", format_duration(skew)),
+        reason: format!("the clock differs by {} from {from}", format_time(skew)),
         fix: "synchronise the clock (`chronyc tracking`); report the node to the site".to_owned(),
     };
     let mut findings: Vec<Finding> = Vec::new();
@@ -203,7 +203,7 @@ pub(super) fn clocks(facts: &JobFacts) -> CheckResult {
     }
     let skew = tests.iter().map(|(.., skew)| *skew).fold(0.0, f64::max);
     let summary = match skew > 0.0 {
-        true => format!("skew of at most {}", format_duration(skew)),
+        true => format!("skew of at most {}", format_time(skew)),
         false => "no measurable skew".to_owned(),
     };
     CheckResult::new(Check::Clocks, summary, findings)

@@ -2,51 +2,25 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use regatta_model::machine::best_nics;
 use regatta_model::units::{format_mbit_per_s, pluralize};
-use regatta_model::{LinkState, Machine, Nic, NicKind};
+use regatta_model::{LinkState, Nic, NicKind};
 
 use super::findings::{Findings, upper_median};
 use crate::diagnosis::{Check, CheckResult, Verdict};
+use crate::fabric::fabric;
 use crate::facts::{JobFacts, NicHealth, NodeFacts};
 
 /// A PCIe link that is slower than this share of the port limits it.
 const MIN_PCIE_SHARE: f64 = 0.5;
-/// Interfaces of containers, bridges and tunnels, by the start of their name: they differ between
-/// healthy nodes.
-const LOCAL_NAMES: [&str; 17] = [
-    "docker",
-    "br-",
-    "virbr",
-    "veth",
-    "cni",
-    "flannel",
-    "cali",
-    "lxc",
-    "lxd",
-    "tun",
-    "tap",
-    "podman",
-    "kube",
-    "dummy",
-    "vnet",
-    "wg",
-    "tailscale",
-];
 const DOWN_FIX: &str = "check cable, switch port and driver (`ip link`, `dmesg`); exclude the node";
-
-/// The fabric interfaces of a node that are compared with other nodes.
-pub(super) fn fabric(machine: &Machine) -> Vec<&Nic> {
-    let is_local = |nic: &&Nic| {
-        nic.kind == NicKind::Virtual && LOCAL_NAMES.iter().any(|name| nic.name.starts_with(name))
-    };
-    let up = machine.nics.iter().filter(|nic| nic.state != LinkState::Down && !is_local(nic));
-    best_nics(up.collect())
-}
 
 pub(super) fn judge(facts: &JobFacts) -> CheckResult {
     let names = common_names(facts);
-    let expected = facts.expected.as_ref().map(fabric).filter(|nics| !nics.is_empty());
+    let expected = facts
+        .expected
+        .as_ref()
+        .map(|machine| fabric(&machine.nics))
+        .filter(|nics| !nics.is_empty());
     if names.is_empty() && expected.is_none() {
         return judge_without_fabric(facts);
     }
@@ -70,7 +44,7 @@ pub(super) fn judge(facts: &JobFacts) -> CheckResult {
 /// The names of interfaces that are part of the fabric on at least half of the nodes.
 fn common_names(facts: &JobFacts) -> BTreeSet<String> {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for nic in facts.nodes.iter().flat_map(|node| fabric(&node.machine)) {
+    for nic in facts.nodes.iter().flat_map(|node| fabric(&node.machine.nics)) {
         *counts.entry(&nic.name).or_default() += 1;
     }
     let is_common = |(_, count): &(&str, usize)| 2 * count >= facts.nodes.len();
@@ -118,7 +92,7 @@ fn lowest_speed(nics: &[&Nic]) -> u64 {
 
 /// Interfaces that other nodes have must exist and be up.
 fn judge_common(node: &NodeFacts, names: &BTreeSet<String>, findings: &mut Findings) {
-    let own = fabric(&node.machine);
+    let own = fabric(&node.machine.nics);
     for name in names {
         let found = node.machine.nics.iter().find(|nic| nic.name == *name);
         match found {
@@ -149,7 +123,7 @@ impl Usual {
         let mut speeds: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
         let mut links: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
         for node in &facts.nodes {
-            for nic in fabric(&node.machine).iter().filter(|nic| names.contains(&nic.name)) {
+            for nic in fabric(&node.machine.nics).iter().filter(|nic| names.contains(&nic.name)) {
                 if let Some(speed) = nic.speed_mbit {
                     speeds.entry(&nic.name).or_default().push(speed as f64);
                 }
@@ -205,7 +179,7 @@ fn pcie_gbit(nic: &NicHealth) -> Option<f64> {
 
 /// A PCIe link that cannot carry the port's speed.
 fn judge_pcie(node: &NodeFacts, findings: &mut Findings) {
-    for nic in fabric(&node.machine) {
+    for nic in fabric(&node.machine.nics) {
         let health = node.nics.iter().find(|health| health.name == nic.name);
         let (Some(link), Some(speed)) = (health.and_then(pcie_gbit), nic.speed_mbit) else {
             continue;
@@ -220,7 +194,7 @@ fn judge_pcie(node: &NodeFacts, findings: &mut Findings) {
 }
 
 fn summary(facts: &JobFacts, names: &BTreeSet<String>) -> String {
-    let nics = facts.nodes.iter().flat_map(|node| fabric(&node.machine));
+    let nics = facts.nodes.iter().flat_map(|node| fabric(&node.machine.nics));
     let nics: Vec<&Nic> = nics.filter(|nic| names.contains(&nic.name)).collect();
     let speed = upper_median(nics.iter().filter_map(|nic| nic.speed_mbit).map(|s| s as f64));
     let speed = speed.map(|speed| format!(" at {}", format_mbit_per_s(speed as u64)));

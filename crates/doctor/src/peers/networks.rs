@@ -4,13 +4,15 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use regatta_model::Nic;
-use regatta_model::machine::{LinkState, NicAddress, best_nics};
+use regatta_model::machine::NicAddress;
+
+use crate::fabric::fabric;
 
 /// The networks of each node, given its NICs: the NICs that are part of the fabric on any node. A
 /// NIC that is down on one node only is therefore tested there as well.
 pub fn networks(nodes: &[&[Nic]]) -> Vec<Vec<(String, NicAddress)>> {
-    let fabric = nodes.iter().flat_map(|nics| fabric(nics));
-    let names: BTreeSet<&str> = fabric.map(|nic| nic.name.as_str()).collect();
+    let nics = nodes.iter().flat_map(|nics| fabric(nics));
+    let names: BTreeSet<&str> = nics.map(|nic| nic.name.as_str()).collect();
     let network = |nic: &Nic| {
         let address = nic.addresses.iter().find(|a| is_routable(a.address))?;
         Some((nic.name.clone(), *address))
@@ -21,11 +23,6 @@ pub fn networks(nodes: &[&[Nic]]) -> Vec<Vec<(String, NicAddress)>> {
     nodes.iter().map(of_node).collect()
 }
 
-/// The NICs of a node's fabric.
-fn fabric(nics: &[Nic]) -> Vec<&Nic> {
-    best_nics(nics.iter().filter(|nic| nic.state != LinkState::Down).collect())
-}
-
 /// IPv4 only: IPv6 addresses of fabrics are link-local.
 fn is_routable(address: IpAddr) -> bool {
     matches!(address, IpAddr::V4(v4) if !v4.is_loopback() && !v4.is_link_local())
@@ -33,13 +30,24 @@ fn is_routable(address: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use regatta_model::NicKind;
+    use regatta_model::{LinkState, NicKind};
 
     use super::*;
 
     fn nic(name: &str, kind: NicKind, state: LinkState, address: &str) -> Nic {
         let addresses = vec![NicAddress { address: address.parse().unwrap(), prefix: 16 }];
         Nic { state, addresses, ..Nic::new(name, kind) }
+    }
+
+    #[test]
+    fn bridges_of_containers_are_not_tested() {
+        let node = |last: u8| {
+            let docker = nic("docker0", NicKind::Virtual, LinkState::Up, "172.17.0.1");
+            vec![nic("eth0", NicKind::Virtual, LinkState::Up, &format!("10.1.0.{last}")), docker]
+        };
+        let nodes = [node(1), node(2)];
+        let found = networks(&nodes.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        assert!(found.iter().all(|nics| nics.len() == 1 && nics[0].0 == "eth0"), "{found:?}");
     }
 
     #[test]

@@ -26,8 +26,6 @@
 #SBATCH --output=jobs/train/job.out
 # A job that starts again keeps its earlier output.
 #SBATCH --open-mode=append
-# Without it, FI_CXI_RDZV_PROTO=alt_read has no effect.
-#SBATCH --network=disable_rdzv_get
 
 module load PyTorch/2.3 || exit
 

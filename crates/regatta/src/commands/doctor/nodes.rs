@@ -128,6 +128,9 @@ fn launch_options(options: &LaunchArgs) -> Vec<OsString> {
     for file in &options.source.profile_file {
         add("--profile-file", Some(file.into()));
     }
+    for option in &options.launcher_option {
+        add("--launcher-option", Some(option.into()));
+    }
     add("--heartbeat-timeout", Some(options.heartbeat_timeout.to_string().into()));
     if options.standalone {
         words.push("--standalone".into());
@@ -152,7 +155,17 @@ mod tests {
 
     #[test]
     fn the_child_reaches_the_same_nodes() {
-        let words = ["-N", "4", "--spares", "2", "--ssh", "ssh -p 22", "--launcher", "ssh"];
+        let words = [
+            "-N",
+            "4",
+            "--spares",
+            "2",
+            "--ssh",
+            "ssh -p 22",
+            "--launcher",
+            "ssh",
+            "--launcher-option=-v",
+        ];
         let options = launch_args(&words);
         let tests = Tests {
             work_dir: "/".into(),
@@ -169,6 +182,7 @@ mod tests {
         assert_eq!((launch.source.nodes, launch.spares), (Some(6), 0));
         assert_eq!(launch.ssh.as_deref(), Some("ssh -p 22"));
         assert_eq!(launch.launcher, options.launcher);
+        assert_eq!(launch.launcher_option, ["-v"]);
         let again = doctor.tests(&BTreeSet::new()).unwrap();
         assert_eq!((again.network, again.speed, again.paths), (true, false, tests.paths));
     }
