@@ -122,6 +122,7 @@ fn work(node: u32) -> NodeLaunch {
         common_env: (0..30).map(setting).collect(),
         report_progress: false,
         input: None,
+        needs_secret: false,
         ranks: vec![RankLaunch { rank: node, command: None, env, binding }],
     }
 }
