@@ -127,6 +127,13 @@ impl InheritedEnv<'_> {
             differs.then(|| KeptVariable { variable: v.variable.clone(), value, planned })
         })
     }
+
+    /// Rank and world size of this process in a job of several ranks that another launcher started.
+    pub fn foreign_rank(&self) -> Option<(u32, u32)> {
+        let number = |name| self.foreign(name)?.trim().parse().ok();
+        let (rank, size) = (number("RANK")?, number("WORLD_SIZE")?);
+        (size > 1).then_some((rank, size))
+    }
 }
 
 /// A variable with a value of the user's.
@@ -151,6 +158,18 @@ mod tests {
 
     fn lookup<'a>(pairs: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> Option<String> + 'a {
         |name| pairs.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned())
+    }
+
+    #[test]
+    fn rank_of_another_launcher_is_one_of_several() {
+        let rank =
+            |pairs: &[(&str, &str)]| InheritedEnv { variable: &lookup(pairs) }.foreign_rank();
+        assert_eq!(rank(&[("RANK", "1"), ("WORLD_SIZE", "2")]), Some((1, 2)));
+        assert_eq!(rank(&[("RANK", "0"), ("WORLD_SIZE", "1")]), None);
+        assert_eq!(rank(&[("WORLD_SIZE", "2")]), None);
+        assert_eq!(rank(&[("RANK", ""), ("WORLD_SIZE", "2")]), None);
+        let own = [("RANK", "1"), ("WORLD_SIZE", "2"), (OWN_VARIABLES, "RANK,WORLD_SIZE")];
+        assert_eq!(rank(&own), None);
     }
 
     const PLANNED: [(&str, &str); 4] = [

@@ -100,6 +100,20 @@ pub fn check_identity(plan: &JobPlan, planned: &[EnvVar]) -> Result<()> {
     )
 }
 
+/// Fails if this process is one of several ranks of another launcher: each of them would launch a job
+/// of its own. The world sizes may agree by chance.
+pub fn check_is_no_rank(plan: &JobPlan) -> Result<()> {
+    let variable = |name: &str| inherited_value(plan, name);
+    let inherited = InheritedEnv { variable: &variable };
+    let Some((rank, size)) = inherited.foreign_rank() else { return Ok(()) };
+    bail!(
+        "this process is rank {rank} of {size} already (RANK and WORLD_SIZE, set by {}), and each of \
+         these ranks would launch a job of its own; unset RANK WORLD_SIZE LOCAL_RANK \
+         LOCAL_WORLD_SIZE if they are left over, else start the ranks with one launcher only",
+        foreign_launcher(&inherited)
+    )
+}
+
 /// The launcher that has set the variables of a rank, as far as its other variables tell.
 fn foreign_launcher(inherited: &InheritedEnv<'_>) -> &'static str {
     const SIGNS: [(&str, &str); 7] = [

@@ -169,6 +169,15 @@ fn ranks_of_other_launchers_are_not_replaced_silently() {
         .env("WORLD_SIZE", "16")
         .output();
     CommandOutput::from(launch.unwrap()).assert_error("WORLD_SIZE=16, set by another launcher");
+    // The workers of Ray Train, each of which launches a job of as many ranks.
+    for rank in ["0", "1"] {
+        let launch = clean_env(Command::new(REGATTA))
+            .args(["launch", "-n", "2", "--oversubscribe", "--dry-run", "--", "true"])
+            .envs([("RAY_JOB_ID", "01000000"), ("RANK", rank), ("WORLD_SIZE", "2")])
+            .output();
+        let error = [&*format!("this process is rank {rank} of 2 already"), "set by Ray"];
+        CommandOutput::from(launch.unwrap()).assert_error(error);
+    }
 }
 
 #[test]

@@ -75,6 +75,7 @@ impl LaunchPlan {
             check_ranks(args, job.placement.ranks)?;
             let world = env_var("WORLD_SIZE", job.placement.ranks, "world size");
             env::check_identity(&job, &[world])?;
+            env::check_is_no_rank(&job)?;
         }
         env::note_unset_names(&job, &args.rank_env, rendezvous)?;
         let counts: Vec<usize> = job.placement.nodes.iter().map(|n| n.ranks.len()).collect();
