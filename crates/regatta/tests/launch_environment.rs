@@ -123,30 +123,12 @@ fn without_sysfs_ranks_run_on_the_cores_of_the_affinity() {
     map.assert_ok("no NUMA node");
 }
 
-/// Whether a Python package can be imported; says so if not.
-fn has_python_package(name: &str) -> bool {
-    let import = Command::new("python3").args(["-c", &format!("import {name}")]).output();
-    let found = import.is_ok_and(|output| output.status.success());
-    if !found {
-        eprintln!("skipped: python3 has no package {name}; install it with pip to run this test");
-    }
-    found
-}
-
 #[test]
-fn jax_initialises_without_arguments() {
+fn jax_gets_an_environment_that_it_detects() {
     let folder = TempDir::new();
     let plan = run_command(&mut shell_job(&folder, "-n 2 --framework jax --dry-run", "true")).ok();
     assert_contains(
         &plan,
         ["OMPI_COMM_WORLD_SIZE=2", "OMPI_COMM_WORLD_RANK=1", "OMPI_MCA_orte_hnp_uri="],
     );
-    if !has_python_package("jax") {
-        return;
-    }
-    let program = "import jax; jax.distributed.initialize(); \
-                   print(\"process\", jax.process_index(), \"of\", jax.process_count(), flush=True)";
-    let script = format!("exec python3 -c '{program}'");
-    let run = run_command(&mut shell_job(&folder, "-n 2 --framework jax", &script));
-    run.assert_ok(["process 0 of 2", "process 1 of 2"]);
 }

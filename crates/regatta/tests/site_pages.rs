@@ -16,6 +16,7 @@ use regatta_discover::systems;
 use regatta_doctor::simulated::healthy_job;
 use regatta_model::document;
 use regatta_testbed::assert_contains;
+use support::python::python_with;
 use support::{CommandOutput, TempDir, command, regatta};
 
 /// The logs, in the tests of `regatta-observe`, whose reports are on the pages.
@@ -238,19 +239,6 @@ fn pages_are_complete_and_linked() {
     }
 }
 
-/// A Python with PyTorch: `REGATTA_TEST_PYTHON`, next to which torchrun is, or `python3` in PATH.
-fn python_with_torch() -> Option<String> {
-    let python = std::env::var("REGATTA_TEST_PYTHON").unwrap_or_else(|_| "python3".to_owned());
-    let found = Command::new(&python).args(["-c", "import torch"]).output();
-    let has_torch = found.is_ok_and(|output| output.status.success());
-    if !has_torch {
-        eprintln!(
-            "skipped: {python} has no torch; set REGATTA_TEST_PYTHON to a Python that has it"
-        );
-    }
-    has_torch.then_some(python)
-}
-
 /// Runs an example on two CPU ranks, each started by regatta or by torchrun.
 fn run_example(python: &str, example: &str, by_torchrun: bool) -> String {
     let folder = TempDir::new();
@@ -275,7 +263,7 @@ fn run_example(python: &str, example: &str, by_torchrun: bool) -> String {
 
 #[test]
 fn examples_train() {
-    let Some(python) = python_with_torch() else { return };
+    let Some(python) = python_with("torch") else { return };
     for by_torchrun in [false, true] {
         let ddp = run_example(&python, "ddp.py", by_torchrun);
         assert_contains(&ddp, ["world size 2, backend gloo", "done: the weights of 2 ranks agree"]);

@@ -8,6 +8,7 @@ mod agent_launchers;
 mod bench;
 mod bind_address;
 mod doctor;
+mod frameworks;
 mod gpus;
 mod lumi;
 mod many_nodes;

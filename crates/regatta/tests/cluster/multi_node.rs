@@ -1,7 +1,6 @@
 //! One job on many nodes under every agent launcher: ranks, environment and binding are the same.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use regatta_model::result::RunResult;
@@ -12,6 +11,7 @@ use regatta_testbed::{
 };
 
 use crate::support::REGATTA;
+use crate::support::python::python_with;
 use crate::test_cluster::{HYDRA, OMPI_AS_ROOT, OPEN_MPI, programs_or_skip};
 
 /// Timeout of a job.
@@ -156,25 +156,13 @@ fn assert_ranks(launcher: &str, run: &Path, nodes: usize, ranks_per_node: usize)
     assert!(!run.join("boot").exists() && !run.join("boot.hosts").exists());
 }
 
-/// A Python with PyTorch: `REGATTA_TEST_PYTHON`, or `python3` in PATH.
-pub fn python_with_torch() -> Option<String> {
-    let python = std::env::var("REGATTA_TEST_PYTHON").unwrap_or_else(|_| "python3".to_owned());
-    let found = Command::new(&python).args(["-c", "import torch"]).output();
-    if found.is_ok_and(|out| out.status.success()) {
-        return Some(python);
-    }
-    let fix = "set REGATTA_TEST_PYTHON to a Python that has it";
-    eprintln!("skipped the PyTorch jobs: {python} has no torch; {fix}");
-    None
-}
-
 #[test]
 fn job_is_identical_under_every_agent_launcher() {
     let builder = Cluster::builder().nodes(NODES as u32).cpus(2).ssh(true);
     let Some(()) = programs_or_skip(&[HYDRA, OPEN_MPI]) else { return };
     let Some(cluster) = cluster_or_skip(&builder) else { return };
     let cluster = LaunchCluster::new(cluster);
-    let python = python_with_torch();
+    let python = python_with("torch");
     let ddp = cluster.file("ddp.py", DDP);
     for launcher in cluster.launchers() {
         let options = "--ranks-per-node 2 --oversubscribe --fan-out 3";

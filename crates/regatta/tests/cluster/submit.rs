@@ -6,8 +6,8 @@ use std::path::Path;
 use regatta_testbed::{Cluster, CommandOutput, cluster_or_skip, run, wait_until};
 use serde_json::Value;
 
-use crate::multi_node::python_with_torch;
 use crate::support::metrics::last_step_in;
+use crate::support::python::python_with;
 use crate::support::train::ENDLESS;
 use crate::support::{REGATTA, from_json};
 
@@ -70,7 +70,7 @@ fn submitted_jobs_run_and_are_listed() {
 
 /// torchrun on each node, as on the pages of `docs/sites`, if there is a Python with PyTorch.
 fn torchrun(user: &User) {
-    let Some(python) = python_with_torch() else { return };
+    let Some(python) = python_with("torch") else { return };
     let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/examples");
     let script = format!("{examples}/torchrun.sh");
     let program = format!("{examples}/ddp.py");

@@ -10,6 +10,7 @@ pub mod metrics;
 pub mod parallel_cases;
 pub mod process;
 pub mod pty;
+pub mod python;
 pub mod seccomp;
 pub mod train;
 
