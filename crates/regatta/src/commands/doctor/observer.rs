@@ -10,6 +10,7 @@ use regatta_doctor::facts::{MissingNode, NodeFacts};
 use regatta_doctor::peers::{self, PeerNode, PeerTable};
 use regatta_launch::channel::{self, Json};
 use regatta_model::hostlist;
+use regatta_model::units::pluralize;
 use regatta_model::{Machine, Nic};
 use regatta_place::rendezvous;
 use regatta_wire::secret::Secret;
@@ -27,8 +28,9 @@ use crate::plan::Discovery;
 const PORTS: usize = 8;
 /// Time between two lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
-/// Why a node without facts has none, unless more is known.
+/// Why a node is missing, unless more is known.
 const NO_REPORT: &str = "the node did not report: its rank failed or was lost";
+const NO_MEASUREMENT: &str = "the rank of the node failed or was lost in the measurements";
 
 /// Collects the reports.
 pub struct DoctorObserver {
@@ -70,16 +72,11 @@ impl DoctorObserver {
     pub fn finish(mut self) -> JobFacts {
         let mut facts = JobFacts::default();
         for host in std::mem::take(&mut self.hosts) {
-            let reason = self.excluded.remove(&host);
-            match (self.reports.remove(&host), reason) {
-                (Some((node, _)), None) => facts.nodes.push(node),
-                (Some((mut node, is_complete)), Some(reason)) if !is_complete => {
-                    node.notes.push(format!("not measured: {reason}"));
-                    facts.missing.push(MissingNode { host, reason });
-                }
-                (Some((node, _)), Some(_)) => facts.nodes.push(node),
-                (None, reason) => {
-                    let reason = reason.unwrap_or_else(|| NO_REPORT.to_owned());
+            match self.reports.remove(&host) {
+                Some((node, true)) => facts.nodes.push(node),
+                report => {
+                    let default = if report.is_some() { NO_MEASUREMENT } else { NO_REPORT };
+                    let reason = self.excluded.remove(&host).unwrap_or_else(|| default.to_owned());
                     facts.missing.push(MissingNode { host, reason });
                 }
             }
@@ -139,6 +136,8 @@ impl RankObserver for DoctorObserver {
 
     fn rank_input(&mut self, plan: &LaunchPlan) -> Result<Option<Arc<[u8]>>> {
         let placed = &plan.job.placement.nodes;
+        let text = format!("checking {}", pluralize(placed.len(), "node"));
+        self.output.eprint(&format!("{FAINT}{text}{FAINT:#}\n"));
         let nics: Vec<&[Nic]> =
             placed.iter().map(|node| plan.job.nics(node).unwrap_or_default()).collect();
         let networks = peers::networks(&nics);
