@@ -381,7 +381,7 @@ fn dry_run_shows_the_option_that_a_setting_requires() {
     let folder = TempDir::new();
     let dry_run = |words: &str| launch(&folder, &format!("--dry-run {words} -- true")).ok();
     let option = "option of the agents' srun  --network=disable_rdzv_get";
-    for system in ["frontier", "alps", "lumi-g"] {
+    for system in ["frontier", "alps"] {
         let two = format!("--system {system} -N 2");
         assert_contains(dry_run(&two), option);
         for other in [

@@ -127,7 +127,7 @@ fn uneven_ranks_are_one_step_of_srun() {
     let run = run_line("map --system lumi-g -N 2 -n 9 --format srun");
     let line = "--nodes=2 --ntasks=9 --ntasks-per-node=5 --distribution=plane=5 --cpu-bind=mask_cpu:\
                 0xfe000000000000,0xfe00000000000000,0xfe0000,0xfe000000,0xfefe ";
-    let text = run.assert_ok([line, " --network=disable_rdzv_get\n"]);
+    let text = run.assert_ok([line, " --gpu-bind=none\n"]);
     assert_eq!(text.lines().count(), 1);
     let three = run_line("map --system lumi-g -N 3 -n 7 --format srun");
     three.assert_stderr("srun puts up to 3 ranks on each node").assert_ok("--distribution=plane=3");
