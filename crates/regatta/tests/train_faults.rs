@@ -29,8 +29,9 @@ use support::{REGATTA, TempDir};
 #[test]
 fn restarted_ranks_resume_from_the_last_checkpoint() {
     let folder = TempDir::new();
-    // resume=never applies to the first launch only.
-    let words = "train.steps=300 resume=never -n 3 --launch=--max-restarts=3 --run-dir run";
+    // resume=never applies to the first launch only. Many steps: the run must not end before the second
+    // kill, however busy the machine is.
+    let words = "train.steps=700 resume=never -n 3 --launch=--max-restarts=3 --run-dir run";
     let training = spawn(&folder, &format!("{TINY} {words}"));
     for (restarts, victim, step) in [(1, 0, 10), (2, 2, 60)] {
         wait_for_step(&folder, "run", step);
@@ -43,8 +44,8 @@ fn restarted_ranks_resume_from_the_last_checkpoint() {
     }
     training.wait().assert_code(0);
     assert_eq!(run_result(&folder, "run").restarts, 2);
-    let full = tiny_run(&folder, "full", "train.steps=300 -n 3");
-    assert_identical(&metrics(&folder, "run"), &full, 300);
+    let full = tiny_run(&folder, "full", "train.steps=700 -n 3");
+    assert_identical(&metrics(&folder, "run"), &full, 700);
 }
 
 /// Ctrl-Z stops the ranks; a suspended job, all processes. In both cases the silence of a peer is not
