@@ -1,5 +1,7 @@
 //! The machine: hardware topology, limits and software of one node.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use crate::CpuSet;
@@ -386,6 +388,20 @@ impl Machine {
             Some(gpus) => gpus.clone(),
             None => self.gpus.iter().map(|g| g.index).collect(),
         }
+    }
+
+    /// Number of GPUs of the node, including hidden ones: a device cgroup does not hide the PCI bus. A
+    /// hidden card counts as one, even if it has several.
+    pub fn gpus_with_hidden(&self) -> Option<usize> {
+        let vendor = match self.gpus.first()?.vendor {
+            GpuVendor::Nvidia => 0x10de,
+            GpuVendor::Amd => 0x1002,
+            GpuVendor::Intel => 0x8086,
+        };
+        let is_gpu = |class: u32| matches!(class >> 8, 0x0300 | 0x0302 | 0x0380 | 0x1200);
+        let on_bus = self.pci.iter().filter(|d| d.vendor == vendor && is_gpu(d.class)).count();
+        let cards: BTreeSet<&String> = self.gpus.iter().filter_map(|g| g.pci.as_ref()).collect();
+        Some(self.gpus.len() + on_bus.saturating_sub(cards.len().max(1)))
     }
 
     /// Maximum hardware threads per core.

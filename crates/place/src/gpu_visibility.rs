@@ -65,7 +65,7 @@ pub fn gpu_cgroup_warning(
     variable: Env<'_>,
 ) -> Option<Warning> {
     let this_rank = allocation.this_rank.filter(|r| r.local_size > 1)?;
-    let on_node = gpus_on_node(machine)?;
+    let on_node = machine.gpus_with_hidden()?;
     let open = machine.gpus.iter().filter(|g| g.accessible != Some(false)).count();
     let (visible, _) = visible_gpus(machine, variable);
     let (count, cause) = match slurm_gpu_binding(variable) {
@@ -115,22 +115,6 @@ pub fn job_gpus(machine: &Machine, allocation: &Allocation, variable: Env<'_>) -
 
 /// Warning code of [`job_gpus`].
 pub const HIDDEN_GPUS: &str = "hidden-gpus";
-
-/// The GPUs of the node, including hidden ones: a device cgroup does not hide the PCI bus.
-fn gpus_on_node(machine: &Machine) -> Option<usize> {
-    let vendor = match machine.gpus.first()?.vendor {
-        GpuVendor::Nvidia => 0x10de,
-        GpuVendor::Amd => 0x1002,
-        GpuVendor::Intel => 0x8086,
-    };
-    let is_gpu = |class: u32| matches!(class >> 8, 0x0300 | 0x0302 | 0x0380 | 0x1200);
-    let on_bus = machine.pci.iter().filter(|d| d.vendor == vendor && is_gpu(d.class)).count();
-    let mut cards: Vec<_> = machine.gpus.iter().filter_map(|g| g.pci.as_ref()).collect();
-    cards.sort_unstable();
-    cards.dedup();
-    // A card may be several devices; a hidden card counts as one.
-    Some(machine.gpus.len() + on_bus.saturating_sub(cards.len().max(1)))
-}
 
 /// Slurm's binding of GPUs to tasks: `gpu:per_task:1`, `gpu:verbose,mask_gpu:0x3,0xc`.
 fn slurm_gpu_binding(variable: Env<'_>) -> Option<String> {

@@ -1,9 +1,7 @@
 //! What allows or prevents peer-to-peer access between GPUs.
 
-use std::collections::BTreeSet;
-
 use regatta_discover::{Env, Sysroot};
-use regatta_model::{GpuVendor, Machine};
+use regatta_model::Machine;
 
 use crate::facts::PeerToPeer;
 
@@ -11,24 +9,10 @@ pub(super) fn collect(root: &Sysroot, env: &Env, machine: &Machine) -> PeerToPee
     let first = machine.gpus.iter().find_map(|gpu| gpu.pci.as_ref());
     let group = |address: &String| format!("/sys/bus/pci/devices/{address}/iommu_group/type");
     PeerToPeer {
-        gpus_on_node: gpus_on_node(machine),
+        gpus_on_node: machine.gpus_with_hidden().map(|gpus| gpus as u32),
         gpu_binding: gpu_binding(env),
         iommu: first.and_then(|address| root.read_text(&group(address))),
     }
-}
-
-/// The GPUs of the node, including hidden ones: a device cgroup does not hide the PCI bus. A hidden
-/// card counts as one GPU.
-fn gpus_on_node(machine: &Machine) -> Option<u32> {
-    let vendor = match machine.gpus.first()?.vendor {
-        GpuVendor::Nvidia => 0x10de,
-        GpuVendor::Amd => 0x1002,
-        GpuVendor::Intel => 0x8086,
-    };
-    let is_gpu = |class: u32| matches!(class >> 8, 0x0300 | 0x0302 | 0x0380 | 0x1200);
-    let on_bus = machine.pci.iter().filter(|d| d.vendor == vendor && is_gpu(d.class)).count();
-    let cards: BTreeSet<&String> = machine.gpus.iter().filter_map(|g| g.pci.as_ref()).collect();
-    Some((machine.gpus.len() + on_bus.saturating_sub(cards.len().max(1))) as u32)
 }
 
 /// Slurm's options by which each task gets a device cgroup with its own GPUs.
@@ -50,7 +34,7 @@ fn gpu_binding(env: &Env) -> Option<(String, String)> {
 
 #[cfg(test)]
 mod tests {
-    use regatta_model::{Gpu, PciDevice};
+    use regatta_model::{Gpu, GpuVendor, PciDevice};
 
     use super::*;
     use crate::testing::TempTree;
