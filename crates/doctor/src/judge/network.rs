@@ -142,11 +142,16 @@ fn slow_nodes(
     usual: f64,
 ) -> Vec<Finding> {
     let edge = |&(a, b, rate): &(usize, usize, f64)| Edge { a, b, is_bad: rate < SLOW * usual };
-    let Blame { nodes, pairs } = blame(&rates.iter().map(edge).collect::<Vec<_>>());
-    let best = |of: &dyn Fn(usize, usize) -> bool| {
-        let rates = rates.iter().filter(|(a, b, _)| of(*a, *b)).map(|(.., rate)| *rate);
-        rates.fold(0.0, f64::max)
+    let Blame { nodes, .. } = blame(&rates.iter().map(edge).collect::<Vec<_>>());
+    let best = |node: usize| {
+        let own = rates.iter().filter(|(a, b, _)| *a == node || *b == node);
+        own.map(|(.., rate)| *rate).fold(0.0, f64::max)
     };
+    // A single fast pair shows that the node is not slow.
+    let nodes: Vec<(usize, f64)> = nodes.into_iter().map(|(node, ..)| (node, best(node))).collect();
+    let nodes: Vec<(usize, f64)> =
+        nodes.into_iter().filter(|(_, rate)| *rate < SLOW * usual).collect();
+    let is_blamed = |node: usize| nodes.iter().any(|(blamed, _)| *blamed == node);
     let slow = |at: usize, rate: f64, far_too_slow: f64, between: &str| {
         let verdict = if rate < far_too_slow * usual { Verdict::Fail } else { Verdict::Warn };
         let [rate, usual] = [rate, usual].map(|rate| format_si_unit(rate, "B/s"));
@@ -154,14 +159,15 @@ fn slow_nodes(
         let hosts = vec![host(&facts.nodes, at).to_owned()];
         Finding { verdict, hosts, reason, fix: SLOW_FIX.to_owned() }
     };
-    let of_nodes = nodes.into_iter().map(|(node, ..)| {
-        let rate = best(&|a, b| a == node || b == node);
-        slow(node, rate, FAR_TOO_SLOW, "to and from its neighbours")
-    });
-    let of_pairs = pairs.into_iter().filter_map(|(a, b)| {
-        let rate = best(&|x, y| (x, y) == (a, b));
-        let between = format!("to and from {}", host(&facts.nodes, a));
-        (rate < SLOW_PAIR * usual).then(|| slow(b, rate, FAR_TOO_SLOW_PAIR, &between))
+    let of_nodes = nodes
+        .iter()
+        .map(|(node, rate)| slow(*node, *rate, FAR_TOO_SLOW, "to and from its neighbours"));
+    let is_slow_pair = |(a, b, rate): &&(usize, usize, f64)| {
+        *rate < SLOW_PAIR * usual && !is_blamed(*a) && !is_blamed(*b)
+    };
+    let of_pairs = rates.iter().filter(is_slow_pair).map(|(a, b, rate)| {
+        let between = format!("to and from {}", host(&facts.nodes, *a));
+        slow(*b, *rate, FAR_TOO_SLOW_PAIR, &between)
     });
     of_nodes.chain(of_pairs).collect()
 }

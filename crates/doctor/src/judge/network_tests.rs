@@ -93,6 +93,15 @@ fn a_pair_is_slow_only_far_below_the_usual_rate() {
 }
 
 #[test]
+fn a_node_with_one_fast_pair_is_not_slow() {
+    let mut facts = job(4);
+    facts.nodes[2].peers[0].bandwidth = Some((0.7e9, 0.7e9));
+    facts.nodes[1].peers[0].bandwidth = Some((0.7e9, 0.7e9));
+    let result = bandwidth(&facts);
+    assert_eq!(result.verdict, Verdict::Pass, "{result:?}");
+}
+
+#[test]
 fn a_slow_node_next_to_an_unreachable_one_is_named() {
     let mut facts = job(4);
     change(&mut facts, "n2", |peer| peer.bandwidth = None);
