@@ -162,7 +162,7 @@ impl<'a> Test<'a> {
     }
 }
 
-/// Whether the other node may only be late: nobody listens on a port, or another process does.
+/// Whether the other node may start later: its port is closed, or another process listens on it.
 /// Lost packets and missing routes mean the same for all ports, now and later.
 fn may_listen_later(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, ConnectionReset, InvalidData, UnexpectedEof};

@@ -2,7 +2,7 @@
 //!
 //! The launcher sends every node the [`PeerTable`]. A node listens, connects to the nodes that
 //! [`schedule`] assigns to it, and answers those that connect to it. There is no rendezvous: a node
-//! that cannot be reached delays nobody but the nodes that test it.
+//! that cannot be reached delays only the nodes that test it.
 
 mod client;
 mod connect;
@@ -60,7 +60,7 @@ pub struct PeerTest<'a> {
 }
 
 impl<'a> PeerTest<'a> {
-    /// Starts to answer the others as node `own`: early, so that nobody waits for it.
+    /// Listens as node `own`. Called early, so that other nodes do not wait for it.
     pub fn start(
         table: &'a PeerTable,
         own: usize,

@@ -1,7 +1,7 @@
 //! The bytes between two nodes: a handshake that proves knowledge of the job's token, then commands.
 //!
 //! The token itself is never sent. What follows the handshake is neither secret nor trusted: the
-//! commands only move bytes that nobody reads.
+//! commands only transfer bytes that are discarded.
 
 use std::io::{self, Read, Write};
 
