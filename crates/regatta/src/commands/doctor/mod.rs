@@ -66,7 +66,7 @@ pub struct DoctorArgs {
     /// Print the diagnosis as JSON
     #[arg(long, help_heading = "Output")]
     json: bool,
-    /// Also list the checks that passed one by one, and what could not be collected
+    /// Also list the checks that do not apply, with the reason, and facts that could not be collected
     #[arg(long, short, help_heading = "Output")]
     verbose: bool,
 }
@@ -75,7 +75,7 @@ pub struct DoctorArgs {
 pub const EXAMPLES: &str = "\
 Examples:
   regatta doctor                                this machine
-  salloc -N 16 regatta doctor                   all nodes of the allocation, in half a minute
+  salloc -N 16 regatta doctor                   all nodes of the allocation, at once
   regatta doctor --hostfile hosts               these hosts, over ssh
   regatta doctor --path /scratch/me --skip speed
                                                 test another file system, do not measure

@@ -3,8 +3,7 @@
 use regatta_discover::job_state::JobStatus;
 use regatta_place::batch::{JobArray, RunDir};
 
-use super::{JobEntry, JobRecord, TaskEntry, query, run_folder, status_by_run, tasks};
-use crate::commands::runs::folder;
+use super::{EntryStatus, JobEntry, JobRecord, TaskEntry, query, run_folder, status_by_run, tasks};
 
 /// Records which tasks of an array have ended, and the end of the array with the last of them.
 pub fn record_ended_tasks(record: &mut JobRecord, array: JobArray, found: &query::Answers) {
@@ -26,17 +25,8 @@ fn task_entry(record: &JobRecord, index: u32, found: Option<&JobStatus>) -> Task
     let run_folder = run_folder(record, &folder);
     let by_run = || run_folder.as_deref().and_then(|run| status_by_run(record, run));
     let status = record.ended_tasks.get(&index).or(found).cloned().or_else(by_run);
-    TaskEntry {
-        id: tasks::task_id(record.scheduler, &record.id, index),
-        index,
-        state: status.as_ref().map(|status| status.state),
-        reason: status.as_ref().and_then(|status| status.reason.clone()),
-        elapsed: status.as_ref().and_then(|status| status.elapsed),
-        limit: status.as_ref().and_then(|status| status.limit),
-        exit_code: status.as_ref().and_then(|status| status.exit_code),
-        progress: run_folder.as_deref().and_then(folder::progress),
-        run_folder,
-    }
+    let id = tasks::task_id(record.scheduler, &record.id, index);
+    TaskEntry { id, index, status: EntryStatus::new(status, run_folder, || None) }
 }
 
 /// An array with its tasks.
@@ -44,20 +34,19 @@ pub fn array_entry(record: JobRecord, array: JobArray, found: &query::Answers) -
     let states = found.tasks(&record);
     let entry = |index| task_entry(&record, index, states.get(&index).copied());
     let tasks: Vec<TaskEntry> = array.indices().map(entry).collect();
-    let states: Vec<_> = tasks.iter().map(|task| task.state).collect();
-    let reason = match tasks.iter().all(|task| task.state.is_none()) {
+    let states: Vec<_> = tasks.iter().map(|task| task.status.state).collect();
+    let reason = match tasks.iter().all(|task| task.status.state.is_none()) {
         true => found.problem(record.scheduler),
         false => tasks::summary(&states),
     };
-    JobEntry {
+    let status = EntryStatus {
         state: tasks::combined_state(&states),
         reason: Some(reason),
-        elapsed: tasks.iter().filter_map(|task| task.elapsed).max(),
-        limit: tasks.iter().find_map(|task| task.limit),
+        elapsed: tasks.iter().filter_map(|task| task.status.elapsed).max(),
+        limit: tasks.iter().find_map(|task| task.status.limit),
         exit_code: record.ended.as_ref().and_then(|status| status.exit_code),
         run_folder: None,
         progress: None,
-        tasks,
-        record,
-    }
+    };
+    JobEntry { record, status, tasks }
 }

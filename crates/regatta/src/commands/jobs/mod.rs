@@ -56,6 +56,26 @@ any more, the one seen last, or that of its run folder. Progress is the last lin
 struct JobEntry {
     #[serde(flatten)]
     record: JobRecord,
+    #[serde(flatten)]
+    status: EntryStatus,
+    /// The tasks of an array.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    tasks: Vec<TaskEntry>,
+}
+
+/// A task of an array with its state.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct TaskEntry {
+    /// ID by the scheduler: `12345_3`.
+    id: String,
+    index: u32,
+    #[serde(flatten)]
+    status: EntryStatus,
+}
+
+/// What is known of a job or a task.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct EntryStatus {
     /// `None`: not known.
     state: Option<JobState>,
     /// Why it waits, how it ended, or why its state is not known.
@@ -69,24 +89,25 @@ struct JobEntry {
     run_folder: Option<PathBuf>,
     /// Progress of a training.
     progress: Option<Progress>,
-    /// The tasks of an array.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    tasks: Vec<TaskEntry>,
 }
 
-/// A task of an array with its state.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct TaskEntry {
-    /// ID by the scheduler: `12345_3`.
-    id: String,
-    index: u32,
-    state: Option<JobState>,
-    reason: Option<String>,
-    elapsed: Option<u64>,
-    limit: Option<u64>,
-    exit_code: Option<i32>,
-    run_folder: Option<PathBuf>,
-    progress: Option<Progress>,
+impl EntryStatus {
+    /// The status by the scheduler or the run folder; `unknown` is the reason without one.
+    fn new(
+        status: Option<JobStatus>,
+        run_folder: Option<PathBuf>,
+        unknown: impl FnOnce() -> Option<String>,
+    ) -> Self {
+        Self {
+            state: status.as_ref().map(|status| status.state),
+            reason: status.as_ref().map_or_else(unknown, |status| status.reason.clone()),
+            elapsed: status.as_ref().and_then(|status| status.elapsed),
+            limit: status.as_ref().and_then(|status| status.limit),
+            exit_code: status.as_ref().and_then(|status| status.exit_code),
+            progress: run_folder.as_deref().and_then(folder::progress),
+            run_folder,
+        }
+    }
 }
 
 /// The output of `--json`.
@@ -191,17 +212,8 @@ fn entry(record: JobRecord, found: &query::Answers) -> JobEntry {
     let by_run = || run_folder.as_deref().and_then(|run| status_by_run(&record, run));
     let status = by_scheduler.or_else(by_run);
     let unknown = || Some(found.problem(record.scheduler));
-    JobEntry {
-        state: status.as_ref().map(|status| status.state),
-        reason: status.as_ref().map_or_else(unknown, |status| status.reason.clone()),
-        elapsed: status.as_ref().and_then(|status| status.elapsed),
-        limit: status.as_ref().and_then(|status| status.limit),
-        exit_code: status.as_ref().and_then(|status| status.exit_code),
-        progress: run_folder.as_deref().and_then(folder::progress),
-        run_folder,
-        tasks: Vec::new(),
-        record,
-    }
+    let status = EntryStatus::new(status, run_folder, unknown);
+    JobEntry { record, status, tasks: Vec::new() }
 }
 
 /// The state of a job whose run has ended, by the result in its run folder.

@@ -13,12 +13,12 @@ use crate::sanitize::sanitize;
 /// One line per job, and per task of an array if `with_tasks`.
 pub fn table(jobs: &[JobEntry], with_tasks: bool) -> String {
     let tasks = |job: &'_ JobEntry| match with_tasks {
-        true => job.tasks.iter().map(|task| (task.state, task_row(job, task))).collect(),
+        true => job.tasks.iter().map(|task| (task.status.state, task_row(job, task))).collect(),
         false => Vec::new(),
     };
     let rows: Vec<(Option<JobState>, Vec<String>)> = jobs
         .iter()
-        .flat_map(|job| [vec![(job.state, job_row(job))], tasks(job)].concat())
+        .flat_map(|job| [vec![(job.status.state, job_row(job))], tasks(job)].concat())
         .collect();
     let (states, rows): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
     let header = ["job", "name", "state", "nodes", "elapsed", "limit", "progress", "run", "reason"];
@@ -29,17 +29,17 @@ pub fn table(jobs: &[JobEntry], with_tasks: bool) -> String {
 }
 
 fn job_row(job: &JobEntry) -> Vec<String> {
-    let run = job.run_folder.as_ref().unwrap_or(&job.record.folder);
+    let run = job.status.run_folder.as_ref().unwrap_or(&job.record.folder);
     vec![
         job.record.id.clone(),
         job.record.name.clone(),
-        state_name(job.state).to_owned(),
+        state_name(job.status.state).to_owned(),
         job.record.nodes.to_string(),
-        shown_clock(job.elapsed),
-        shown_clock(job.limit),
-        job.progress.as_ref().map_or("-".to_owned(), format_progress),
+        shown_clock(job.status.elapsed),
+        shown_clock(job.status.limit),
+        job.status.progress.as_ref().map_or("-".to_owned(), format_progress),
         shown_path(run),
-        shown_reason(job.exit_code, job.reason.as_deref()),
+        shown_reason(job.status.exit_code, job.status.reason.as_deref()),
     ]
 }
 
@@ -47,13 +47,13 @@ fn task_row(job: &JobEntry, task: &TaskEntry) -> Vec<String> {
     vec![
         task.id.clone(),
         job.record.name.clone(),
-        state_name(task.state).to_owned(),
+        state_name(task.status.state).to_owned(),
         job.record.nodes.to_string(),
-        shown_clock(task.elapsed),
-        shown_clock(task.limit),
-        task.progress.as_ref().map_or("-".to_owned(), format_progress),
-        task.run_folder.as_deref().map_or("-".to_owned(), shown_path),
-        shown_reason(task.exit_code, task.reason.as_deref()),
+        shown_clock(task.status.elapsed),
+        shown_clock(task.status.limit),
+        task.status.progress.as_ref().map_or("-".to_owned(), format_progress),
+        task.status.run_folder.as_deref().map_or("-".to_owned(), shown_path),
+        shown_reason(task.status.exit_code, task.status.reason.as_deref()),
     ]
 }
 
@@ -106,33 +106,29 @@ fn shown_path(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{JobRecord, tests::record};
+    use super::super::{EntryStatus, JobRecord, tests::record};
     use super::*;
 
     #[test]
     fn table_shows_state_time_progress_and_reason() {
-        let job = |record: JobRecord, state, reason: Option<&str>| JobEntry {
-            state,
-            reason: reason.map(str::to_owned),
-            elapsed: Some(3723),
-            limit: Some(2 * 86_400),
-            exit_code: None,
-            run_folder: Some(record.folder.join("run-1")),
-            progress: Some(Progress { step: 10, steps: Some(20), loss: Some(1.5) }),
-            tasks: Vec::new(),
-            record,
+        let job = |record: JobRecord, state, reason: Option<&str>| {
+            let status = EntryStatus {
+                state,
+                reason: reason.map(str::to_owned),
+                elapsed: Some(3723),
+                limit: Some(2 * 86_400),
+                exit_code: None,
+                run_folder: Some(record.folder.join("run-1")),
+                progress: Some(Progress { step: 10, steps: Some(20), loss: Some(1.5) }),
+            };
+            JobEntry { record, status, tasks: Vec::new() }
         };
-        let pending = JobEntry {
-            elapsed: None,
-            progress: None,
-            run_folder: None,
-            ..job(record("8", "b", 1), Some(JobState::Pending), Some("Priority"))
-        };
+        let mut pending = job(record("8", "b", 1), Some(JobState::Pending), Some("Priority"));
+        pending.status.elapsed = None;
+        (pending.status.progress, pending.status.run_folder) = (None, None);
         let unknown = job(record("9", "c", 1), None, Some("sacct failed"));
-        let failed = JobEntry {
-            exit_code: Some(75),
-            ..job(record("5", "d", 0), Some(JobState::Failed), None)
-        };
+        let mut failed = job(record("5", "d", 0), Some(JobState::Failed), None);
+        failed.status.exit_code = Some(75);
         let jobs =
             [job(record("7", "a", 2), Some(JobState::Running), None), pending, unknown, failed];
         let text = anstream::adapter::strip_str(&table(&jobs, false)).to_string();
