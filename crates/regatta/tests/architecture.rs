@@ -6,19 +6,20 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// All library crates that the binary may use.
-const LIBRARIES: &str = "model discover doctor place wire launch comm measure observe predict device kernels-cpu kernels-cuda train";
+const LIBRARIES: &str = "model discover doctor events place wire launch comm measure observe predict device kernels-cpu kernels-cuda train";
 
 /// The crates of this workspace that each crate may depend on, outside of tests.
-const ALLOWED_DEPENDENCIES: [(&str, &str); 19] = [
+const ALLOWED_DEPENDENCIES: [(&str, &str); 21] = [
     ("crates/model", ""),
     ("crates/discover", "model"),
     ("crates/doctor", "model discover wire"),
+    ("crates/events", ""),
     ("crates/place", "model"),
     ("crates/wire", ""),
     ("crates/launch", "model discover place wire"),
-    ("crates/comm", "model wire"),
+    ("crates/comm", "model wire events"),
     ("crates/measure", "model comm"),
-    ("crates/observe", "model"),
+    ("crates/observe", "model events"),
     ("crates/predict", "model comm"),
     ("crates/kernels/device", "model comm"),
     ("crates/kernels/cpu", "model comm device"),
@@ -26,10 +27,11 @@ const ALLOWED_DEPENDENCIES: [(&str, &str); 19] = [
     ("crates/kernels/conformance", "comm device"),
     ("crates/train", "model comm device kernels-cpu predict"),
     ("crates/testbed", ""),
+    ("plugins/profiler", "events"),
     ("crates/regatta", LIBRARIES),
     (
         "bench",
-        "model discover doctor place wire launch comm observe predict device kernels-cpu kernels-cuda train testbed",
+        "model discover doctor events place profiler wire launch comm observe predict device kernels-cpu kernels-cuda train testbed",
     ),
     ("xtask", ""),
 ];
@@ -81,7 +83,7 @@ fn workspace() -> PathBuf {
 fn crates() -> Vec<String> {
     let folder = workspace();
     let mut found = vec!["bench".to_owned(), "xtask".to_owned()];
-    for parent in ["crates", "crates/kernels"] {
+    for parent in ["crates", "crates/kernels", "plugins"] {
         for entry in std::fs::read_dir(folder.join(parent)).unwrap().flatten() {
             if entry.path().join("Cargo.toml").exists() {
                 found.push(format!("{parent}/{}", entry.file_name().to_string_lossy()));

@@ -1,0 +1,236 @@
+//! Turns raw events into operations. A state machine without I/O; it takes the time as an argument.
+
+mod device_clock;
+mod open_operation;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use device_clock::DeviceClock;
+use open_operation::OpenOperation;
+
+use crate::operation::{Communicator, Operation};
+use crate::record::raw::{Enqueue, OpenCommunicator, RawEvent};
+use crate::status::{CommunicatorStatus, CurrentOperation};
+
+/// How long an operation that seems to have ended is kept for late events: channels and network transfers
+/// are reported by another thread than the calls.
+const LINGER_NS: u64 = 20_000_000;
+/// Operations in flight beyond this number are stored without an end.
+const MAX_OPEN: usize = 1 << 16;
+
+/// The state of all communicators and operations in flight.
+#[derive(Debug, Default)]
+pub struct Assembler {
+    communicators: BTreeMap<u32, CommunicatorState>,
+    open: BTreeMap<u64, OpenOperation>,
+    /// Operations that seem to have ended, and since when.
+    ended: VecDeque<(u64, u64)>,
+    clock: DeviceClock,
+    unfinished: u64,
+}
+
+#[derive(Debug)]
+struct CommunicatorState {
+    communicator: Communicator,
+    /// Collectives enqueued, started, ended.
+    enqueued: u64,
+    started: u64,
+    completed: u64,
+    /// Messages per peer, sent and received.
+    messages: HashMap<(i32, bool), u64>,
+    closed: bool,
+}
+
+/// What [`Assembler::take`] returns.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Assembled {
+    /// A new communicator.
+    Communicator(Communicator),
+    /// An operation that ended.
+    Operation(Operation),
+}
+
+impl Assembler {
+    /// Applies an event, and passes on a new communicator or an operation that has to make room.
+    pub fn handle(&mut self, event: RawEvent, mut emit: impl FnMut(Assembled)) {
+        match event {
+            RawEvent::Open(open) => emit(Assembled::Communicator(self.open_communicator(&open))),
+            RawEvent::Close { communicator } => {
+                if let Some(state) = self.communicators.get_mut(&communicator) {
+                    state.closed = true;
+                }
+            }
+            RawEvent::Enqueue(enqueue) => {
+                self.enqueue(enqueue);
+                if self.open.len() > MAX_OPEN
+                    && let Some((_, oldest)) = self.open.pop_first()
+                {
+                    self.unfinished += 1;
+                    emit(Assembled::Operation(oldest.finish(&self.clock)));
+                }
+            }
+            RawEvent::Start { operation, time, device_time } => {
+                self.clock.add(time, device_time);
+                self.update(operation, time, |open| open.start(time, device_time));
+            }
+            RawEvent::End { operation, time, device_time } => {
+                self.clock.add(time, device_time);
+                self.update(operation, time, |open| open.end(time, device_time));
+            }
+            RawEvent::NetworkStart { operation, time } => {
+                self.update(operation, time, |open| open.network_start(time));
+            }
+            RawEvent::NetworkEnd { operation, time } => {
+                self.update(operation, time, |open| open.network_end(time));
+            }
+            RawEvent::Step(step) => {
+                self.update(step.operation, step.time, |open| open.step(&step));
+            }
+        }
+    }
+
+    fn open_communicator(&mut self, open: &OpenCommunicator) -> Communicator {
+        let name = open.name.split(|&byte| byte == 0).next().unwrap_or_default();
+        let communicator = Communicator {
+            index: open.communicator,
+            id: open.id,
+            name: String::from_utf8_lossy(name).into_owned(),
+            ranks: open.ranks,
+            nodes: open.nodes,
+            rank: open.rank,
+        };
+        let state = CommunicatorState {
+            communicator: communicator.clone(),
+            enqueued: 0,
+            started: 0,
+            completed: 0,
+            messages: HashMap::new(),
+            closed: false,
+        };
+        self.communicators.insert(open.communicator, state);
+        communicator
+    }
+
+    fn enqueue(&mut self, enqueue: Enqueue) {
+        // The ring was full when its communicator was created.
+        let Some(state) = self.communicators.get_mut(&enqueue.communicator) else { return };
+        let counter = match enqueue.kind.is_p2p() {
+            true => {
+                let sends = enqueue.kind == crate::operation::OperationKind::Send;
+                state.messages.entry((enqueue.peer, sends)).or_default()
+            }
+            false => &mut state.enqueued,
+        };
+        let index = *counter;
+        *counter += 1;
+        let open = OpenOperation::new(enqueue, index, state.communicator.ranks);
+        self.open.insert(enqueue.operation, open);
+    }
+
+    /// Applies an event to an operation in flight. Events of operations that were lost or stored already
+    /// are ignored.
+    fn update(&mut self, operation: u64, now: u64, apply: impl FnOnce(&mut OpenOperation)) {
+        let Some(open) = self.open.get_mut(&operation) else { return };
+        apply(open);
+        let collective = !open.enqueue.kind.is_p2p();
+        if let Some(state) = self.communicators.get_mut(&open.enqueue.communicator)
+            && collective
+        {
+            if open.has_started() {
+                state.started = state.started.max(open.index + 1);
+            }
+            if open.has_ended() {
+                state.completed = state.completed.max(open.index + 1);
+            }
+        }
+        if open.has_ended() {
+            self.ended.push_back((now, operation));
+        }
+    }
+
+    /// Passes on the operations that ended by `now`.
+    pub fn take(&mut self, now: u64, mut emit: impl FnMut(Assembled)) {
+        while let Some(&(since, operation)) = self.ended.front()
+            && now.saturating_sub(since) >= LINGER_NS
+        {
+            self.ended.pop_front();
+            if self.open.get(&operation).is_some_and(|open| open.has_ended())
+                && let Some(open) = self.open.remove(&operation)
+            {
+                emit(Assembled::Operation(open.finish(&self.clock)));
+            }
+        }
+        let in_flight = |index: &u32| self.open.values().any(|o| o.enqueue.communicator == *index);
+        if self.communicators.values().any(|state| state.closed) {
+            let done: Vec<u32> = self.closed().filter(|index| !in_flight(index)).collect();
+            done.iter().for_each(|index| drop(self.communicators.remove(index)));
+        }
+    }
+
+    fn closed(&self) -> impl Iterator<Item = u32> {
+        self.communicators.iter().filter(|(_, state)| state.closed).map(|(index, _)| *index)
+    }
+
+    /// Passes on all operations, also those that have not ended, which then have no duration.
+    pub fn finish(&mut self, mut emit: impl FnMut(Assembled)) {
+        for open in std::mem::take(&mut self.open).into_values() {
+            emit(Assembled::Operation(open.finish(&self.clock)));
+        }
+        self.ended.clear();
+    }
+
+    /// How far the device clock is ahead of the host clock, by the events since the last call.
+    pub fn take_device_ahead(&mut self) -> Option<i64> {
+        self.clock.take_ahead()
+    }
+
+    /// Operations stored without an end because too many were in flight.
+    pub fn unfinished(&self) -> u64 {
+        self.unfinished
+    }
+
+    /// The status of the open communicators; those with operations in flight first.
+    pub fn status(&self) -> Vec<CommunicatorStatus> {
+        let open = self.communicators.values().filter(|state| !state.closed);
+        let mut all: Vec<_> = open.map(|state| self.communicator_status(state)).collect();
+        all.sort_by_key(|status| {
+            (status.current.is_none() && status.message.is_none(), status.communicator.index)
+        });
+        all
+    }
+
+    fn communicator_status(&self, state: &CommunicatorState) -> CommunicatorStatus {
+        let index = state.communicator.index;
+        let oldest = |p2p: bool| {
+            let mut open = self.open.values().filter(|open| {
+                open.enqueue.communicator == index && open.enqueue.kind.is_p2p() == p2p
+            });
+            open.find(|open| !open.has_ended()).map(OpenOperation::current)
+        };
+        CommunicatorStatus {
+            communicator: state.communicator.clone(),
+            enqueued: state.enqueued,
+            started: state.started,
+            completed: state.completed,
+            current: oldest(false),
+            message: oldest(true),
+        }
+    }
+}
+
+impl OpenOperation {
+    fn current(&self) -> CurrentOperation {
+        CurrentOperation {
+            index: self.index,
+            kind: self.enqueue.kind,
+            dtype: self.enqueue.dtype,
+            peer: self.enqueue.peer.try_into().ok(),
+            count: self.enqueue.count,
+            bytes: self.bytes(),
+            enqueued: self.enqueue.time,
+            started: self.has_started(),
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! The thread that drains the ring.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::Shared;
+use super::settings::Settings;
+use super::writer::{RecordError, Writer};
+use crate::assemble::{Assembled, Assembler};
+use crate::clock;
+use crate::file::{BlockEncoder, Lost, Record};
+use crate::operation::{ClockSync, Process};
+use crate::status::{CommunicatorStatus, Status};
+
+/// How often the ring is drained while there are events, and while there are none.
+const BUSY: Duration = Duration::from_millis(5);
+const IDLE: Duration = Duration::from_millis(25);
+
+/// The thread's state.
+#[derive(Debug)]
+pub(super) struct Drain {
+    shared: Arc<Shared>,
+    process: Process,
+    writer: Writer,
+    interval: u64,
+    assembler: Assembler,
+    block: BlockEncoder,
+    /// Operations in the block.
+    operations: u64,
+    /// Names written.
+    names: usize,
+    lost: Lost,
+    /// What was lost by the last record of it.
+    reported: Lost,
+    next_write: u64,
+    /// The status written last.
+    status: Option<(Vec<CommunicatorStatus>, bool)>,
+}
+
+/// Runs the drain in a thread that receives no signals: those of the program are for its own threads.
+pub(super) fn spawn(drain: Drain) -> io::Result<JoinHandle<()>> {
+    let builder = std::thread::Builder::new().name("regatta-events".to_owned());
+    let previous = block_signals();
+    let thread = builder.spawn(move || drain.run());
+    restore_signals(&previous);
+    thread
+}
+
+fn block_signals() -> libc::sigset_t {
+    // SAFETY: a zeroed set is valid, and both sets live on this stack.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        let mut previous: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut previous);
+        previous
+    }
+}
+
+fn restore_signals(previous: &libc::sigset_t) {
+    // SAFETY: `previous` was filled by pthread_sigmask.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, previous, std::ptr::null_mut()) };
+}
+
+impl Drain {
+    pub(super) fn new(shared: Arc<Shared>, settings: Settings) -> Result<Self, RecordError> {
+        let mut drain = Self {
+            shared,
+            writer: Writer::create(&settings)?,
+            interval: settings.interval.as_nanos().try_into().unwrap_or(u64::MAX),
+            process: settings.process,
+            assembler: Assembler::default(),
+            block: BlockEncoder::default(),
+            operations: 0,
+            names: 0,
+            lost: Lost::default(),
+            reported: Lost::default(),
+            next_write: 0,
+            status: None,
+        };
+        drain.block.push(&Record::Process(drain.process.clone()));
+        Ok(drain)
+    }
+
+    fn run(mut self) {
+        loop {
+            // Read before the ring is drained: what was pushed before the request is written.
+            let requested = self.shared.requested.load(Ordering::Acquire);
+            let stop = self.shared.stop.load(Ordering::Acquire);
+            let drained = self.drain_ring();
+            let now = clock::host_now();
+            let flush = requested > self.shared.flushed.load(Ordering::Relaxed);
+            if stop || flush || now >= self.next_write {
+                self.write(now, stop, flush);
+                self.shared.flushed.store(requested, Ordering::Release);
+            }
+            if stop {
+                return;
+            }
+            std::thread::park_timeout(if drained > 0 { BUSY } else { IDLE });
+        }
+    }
+
+    /// Returns the number of events.
+    fn drain_ring(&mut self) -> usize {
+        let mut drained = 0;
+        let mut assembled = Vec::new();
+        while let Some(event) = self.shared.ring.pop() {
+            self.assembler.handle(event, |item| assembled.push(item));
+            drained += 1;
+            if !assembled.is_empty() {
+                assembled.drain(..).for_each(|item| self.push(item));
+            }
+        }
+        drained
+    }
+
+    fn push(&mut self, item: Assembled) {
+        let record = match item {
+            Assembled::Communicator(communicator) => Record::Communicator(communicator),
+            Assembled::Operation(operation) => {
+                self.operations += 1;
+                Record::Operation(operation)
+            }
+        };
+        self.push_record(&record);
+    }
+
+    fn push_record(&mut self, record: &Record) {
+        if self.block.is_full() {
+            self.append_block();
+        }
+        self.block.push(record);
+    }
+
+    /// Writes the operations that ended, and the status.
+    fn write(&mut self, now: u64, stop: bool, flush: bool) {
+        self.next_write = now.saturating_add(self.interval);
+        let shared = self.shared.clone();
+        for (name, text) in shared.names.from(self.names) {
+            self.push_record(&Record::Name(name, text.to_owned()));
+            self.names += 1;
+        }
+        let mut assembled = Vec::new();
+        // An explicit flush does not wait for late events of operations that have ended.
+        self.assembler.take(if flush { u64::MAX } else { now }, |item| assembled.push(item));
+        if stop {
+            self.assembler.finish(|item| assembled.push(item));
+        }
+        self.push_clock(now, !assembled.is_empty());
+        assembled.into_iter().for_each(|item| self.push(item));
+        self.lost.events = self.shared.lost.load(Ordering::Relaxed);
+        self.lost.unfinished = self.assembler.unfinished();
+        if self.lost != self.reported {
+            self.reported = self.lost;
+            self.push_record(&Record::Lost(self.lost));
+        }
+        if stop {
+            self.push_record(&Record::End);
+        }
+        if !self.block.is_empty() {
+            self.append_block();
+        }
+        self.write_status(now, stop);
+    }
+
+    /// The clocks come before the operations whose device times they convert.
+    fn push_clock(&mut self, now: u64, operations: bool) {
+        let device_ahead = self.assembler.take_device_ahead();
+        if operations || device_ahead.is_some() {
+            let clock = ClockSync { host: now, realtime: clock::realtime_now(), device_ahead };
+            self.push_record(&Record::Clock(clock));
+        }
+    }
+
+    fn append_block(&mut self) {
+        let block = self.block.take_block();
+        let operations = std::mem::take(&mut self.operations);
+        if self.writer.append(&block).is_err() {
+            self.lost.operations += operations;
+            self.restate();
+        }
+    }
+
+    /// Writes again, in the next block, what later blocks refer to.
+    fn restate(&mut self) {
+        self.names = 0;
+        self.reported = Lost::default();
+        self.block.push(&Record::Process(self.process.clone()));
+        for status in self.assembler.status() {
+            self.push_record(&Record::Communicator(status.communicator));
+        }
+    }
+
+    /// Writes the status if it changed.
+    fn write_status(&mut self, now: u64, ended: bool) {
+        let status = (self.assembler.status(), ended);
+        if self.status.as_ref() == Some(&status) {
+            return;
+        }
+        self.writer.write_status(&Status {
+            process: (&self.process).into(),
+            host_time: now,
+            realtime: clock::realtime_now(),
+            ended,
+            lost: self.lost.events + self.lost.operations,
+            communicators: status.0.clone(),
+        });
+        self.status = Some(status);
+    }
+}

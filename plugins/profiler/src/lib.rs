@@ -1,0 +1,1 @@
+//! The profiler plug-in of NCCL and RCCL.
