@@ -43,6 +43,14 @@ struct CommunicatorState {
     closed: bool,
 }
 
+impl CommunicatorState {
+    fn new(communicator: Communicator) -> Self {
+        let (enqueued, started, completed) = (0, 0, 0);
+        let messages = HashMap::new();
+        Self { communicator, enqueued, started, completed, messages, closed: false }
+    }
+}
+
 /// What [`Assembler::take`] returns.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Assembled {
@@ -101,15 +109,10 @@ impl Assembler {
             nodes: open.nodes,
             rank: open.rank,
         };
-        let state = CommunicatorState {
-            communicator: communicator.clone(),
-            enqueued: 0,
-            started: 0,
-            completed: 0,
-            messages: HashMap::new(),
-            closed: false,
-        };
-        self.communicators.insert(open.communicator, state);
+        // Its name, or what else was unknown, may follow later.
+        let state = self.communicators.entry(open.communicator);
+        let state = state.or_insert_with(|| CommunicatorState::new(communicator.clone()));
+        state.communicator = communicator.clone();
         communicator
     }
 

@@ -128,8 +128,12 @@ impl OpenOperation {
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        let Enqueue { kind, count, dtype, .. } = self.enqueue;
-        kind.message_bytes(count, dtype.bytes().unwrap_or(1), self.ranks)
+        match self.enqueue {
+            Enqueue { kind, count, dtype, bytes: 0, .. } => {
+                kind.message_bytes(count, dtype.bytes().unwrap_or(1), self.ranks)
+            }
+            Enqueue { bytes, .. } => bytes,
+        }
     }
 
     /// The operation as it is stored. Without an end it has no duration.

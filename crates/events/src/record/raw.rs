@@ -9,7 +9,7 @@ pub const MAX_NAME: usize = 40;
 /// by [`super::Recorder::next_communicator`]. Times are of the host clock; a device time of 0 is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RawEvent {
-    /// A communicator was created.
+    /// A communicator was created, or got a name.
     Open(OpenCommunicator),
     /// A communicator was destroyed.
     Close {
@@ -104,6 +104,8 @@ pub struct Enqueue {
     pub peer: i32,
     /// The element count.
     pub count: u64,
+    /// The message size, if the parts of the ranks differ; 0: it follows from the count.
+    pub bytes: u64,
     /// Whether it was captured into a CUDA graph.
     pub captured: bool,
 }

@@ -66,7 +66,7 @@ fn libfabric(settings: BootstrapConfig) -> Result<Connection> {
              REGATTA_FABRIC=tcp, and the library with REGATTA_LIBFABRIC"
         );
     }
-    let comm = Communicator::new(Box::new(engine));
+    let comm = Communicator::recorded(Box::new(engine));
     Ok(Connection { comm, name: "libfabric", device: None, version: Some(carried) })
 }
 
