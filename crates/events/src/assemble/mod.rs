@@ -87,6 +87,9 @@ impl Assembler {
                 self.clock.add(time, device_time);
                 self.update(operation, time, |open| open.end(time, device_time));
             }
+            RawEvent::Untimed { operation, time } => {
+                self.update(operation, time, OpenOperation::set_untimed);
+            }
             RawEvent::NetworkStart { operation, time } => {
                 self.update(operation, time, |open| open.network_start(time));
             }

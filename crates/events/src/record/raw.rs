@@ -36,6 +36,13 @@ pub enum RawEvent {
         /// When, on the device clock.
         device_time: u64,
     },
+    /// Nothing reports when the operation starts and ends: it is stored without a duration.
+    Untimed {
+        /// The operation.
+        operation: u64,
+        /// When it was enqueued.
+        time: u64,
+    },
     /// A network transfer of an operation started: a send or receive of one channel.
     NetworkStart {
         /// The operation.
@@ -115,7 +122,7 @@ pub struct Enqueue {
 pub struct Step {
     /// The operation.
     pub operation: u64,
-    /// The channel.
+    /// The channel, or another number that tells the transfers of the operation apart.
     pub channel: u8,
     /// Its number among the steps of the transfer, modulo 256.
     pub step: u8,
