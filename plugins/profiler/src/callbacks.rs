@@ -103,6 +103,7 @@ impl Session {
             channels: u16::from(collective.channels),
             peer: if rooted { collective.root } else { -1 },
             count,
+            bytes: 0,
             captured: is_captured(collective.api),
         })
     }
@@ -126,6 +127,7 @@ impl Session {
             channels: u16::from(message.channels),
             peer: message.peer,
             count: message.count,
+            bytes: 0,
             captured: is_captured(message.api),
         });
         // NCCL reports no kernel of a copy within the rank.
