@@ -23,6 +23,7 @@ use crate::commands::eval::{self, EvalArgs};
 use crate::commands::generate::{self, GenerateArgs};
 use crate::commands::jobs::{self, JobsArgs};
 use crate::commands::net_log::{self, NetLogArgs};
+use crate::commands::plugin::{self, PluginArgs};
 use crate::commands::runs::{self, RunsArgs};
 use crate::commands::submit::{self, SubmitArgs};
 use crate::commands::train::{self, TrainArgs};
@@ -102,6 +103,9 @@ pub enum Command {
     /// Show which network NCCL or RCCL used, from the logs of a job
     #[command(after_long_help = net_log::EXAMPLES)]
     NetLog(NetLogArgs),
+    /// Check plug-ins of NCCL and RCCL: network, tuner, profiler
+    #[command(after_long_help = plugin::EXAMPLES)]
+    Plugin(PluginArgs),
     /// Train a GPT or Llama model on one device or many, with a live dashboard
     #[command(after_long_help = train::args::EXAMPLES)]
     Train(Box<TrainArgs>),
