@@ -61,8 +61,8 @@ Examples:
   regatta plugin check --nccl /opt/nccl/lib/libnccl.so.2 --json ./libnccl-tuner.so
                                                 for the version of this file, as JSON
 
-The library is loaded in a process of its own; none of its functions is called. The exit status is 0 if it
-loads and a known release would use it.";
+The library is loaded in a process of its own; none of its functions is called. The exit status is
+0 if it loads and a known release would use it.";
 
 /// Runs the command.
 pub fn run(args: &CheckArgs) -> Result<ExitCode> {
