@@ -197,6 +197,11 @@ impl Assembler {
         self.unfinished
     }
 
+    /// The communicators that operations may refer to: also closed ones with operations in flight.
+    pub fn communicators(&self) -> impl Iterator<Item = &Communicator> {
+        self.communicators.values().map(|state| &state.communicator)
+    }
+
     /// The status of the open communicators; those with operations in flight first.
     pub fn status(&self) -> Vec<CommunicatorStatus> {
         let open = self.communicators.values().filter(|state| !state.closed);
