@@ -4,11 +4,13 @@ mod device_clock;
 mod open_operation;
 #[cfg(test)]
 mod tests;
+mod unreported;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use device_clock::DeviceClock;
 use open_operation::OpenOperation;
+use unreported::Overtaken;
 
 use crate::operation::{Communicator, Operation};
 use crate::record::raw::{Enqueue, OpenCommunicator, RawEvent};
@@ -28,6 +30,7 @@ pub struct Assembler {
     /// Operations that seem to have ended, and since when.
     ended: VecDeque<(u64, u64)>,
     clock: DeviceClock,
+    overtaken: Overtaken,
     unfinished: u64,
 }
 
@@ -153,6 +156,23 @@ impl Assembler {
         }
         if open.has_ended() {
             self.ended.push_back((now, operation));
+        }
+    }
+
+    /// Ends collectives that later ones of their communicator have overtaken: nothing reports them.
+    pub fn retire_overtaken(&mut self, now: u64) {
+        let completed = self.communicators.iter().map(|(index, state)| (*index, state.completed));
+        if !self.overtaken.update(now, completed) {
+            return;
+        }
+        let is_overtaken = |open: &OpenOperation| {
+            let collective = !open.has_started() && !open.enqueue.kind.is_p2p();
+            collective && self.overtaken.contains(open.enqueue.communicator, open.index)
+        };
+        let open = self.open.iter().filter(|(_, open)| is_overtaken(open));
+        let operations: Vec<u64> = open.map(|(operation, _)| *operation).collect();
+        for operation in operations {
+            self.update(operation, now, OpenOperation::set_untimed);
         }
     }
 

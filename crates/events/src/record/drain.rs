@@ -149,6 +149,7 @@ impl Drain {
         self.next_write = now.saturating_add(self.interval);
         self.push_names();
         let mut assembled = Vec::new();
+        self.assembler.retire_overtaken(now);
         // An explicit flush does not wait for late events of operations that have ended.
         self.assembler.take(if flush { u64::MAX } else { now }, |item| assembled.push(item));
         if stop {
