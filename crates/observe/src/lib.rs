@@ -1,3 +1,5 @@
-//! What a job did, read from what it wrote. Nothing in this crate does I/O: text in, report out.
+//! What a job did, read from what it wrote. Nothing in this crate does I/O: text or records in, report
+//! out.
 
+pub mod comms;
 pub mod net_log;
