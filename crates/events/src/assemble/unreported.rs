@@ -67,6 +67,7 @@ mod tests {
             channels: 1,
             peer: -1,
             count: 1,
+            bytes: 0,
             captured: false,
         })
     }

@@ -91,8 +91,11 @@ fn damages(selected: &Selected<'_>, all: &mut Vec<Warning>) {
             unnamed += 1;
             continue;
         }
-        let calls = pluralize(file.totals.calls as usize, "operation");
-        all.push(Warning::new(code, message, format!("the {calls} before are included")));
+        let hint = match file.totals.calls {
+            0 => "nothing of it is included".to_owned(),
+            calls => format!("{} before are included", pluralize(calls as usize, "operation")),
+        };
+        all.push(Warning::new(code, message, hint));
     }
     if unnamed > 0 {
         let message = format!("{} more cannot be read to the end", pluralize(unnamed, "file"));
