@@ -60,9 +60,16 @@ pub fn docs() -> Result<()> {
 /// Runs the benchmarks, some of which need the binary.
 pub fn bench() -> Result<()> {
     run("build", cargo().args(["build", "--quiet", "--release", "--package", "regatta"]))?;
-    for name in
-        ["place", "launch", "agent_startup", "bootstrap", "collectives", "overhead", "train"]
-    {
+    for name in [
+        "place",
+        "launch",
+        "agent_startup",
+        "bootstrap",
+        "collectives",
+        "overhead",
+        "profiler",
+        "train",
+    ] {
         let mut bench = cargo();
         bench.args(["run", "--quiet", "--release", "--package", "regatta-benchmarks"]);
         run(name, bench.args(["--bin", name]))?;
