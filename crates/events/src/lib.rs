@@ -2,7 +2,7 @@
 //! they took.
 //!
 //! - [`operation`]: the events, as they are stored and analysed;
-//! - [`file`]: the event file: blocks with checksums, readable up to a damage;
+//! - [`mod@file`]: the event file: blocks with checksums, readable up to a damage;
 //! - [`status`]: the live status of a rank, for hang reports;
 //! - [`record`]: the recorder: a bounded lock-free ring of raw events and the thread that drains it;
 //! - [`assemble`]: the state machine that turns raw events into operations.
