@@ -1,4 +1,4 @@
-//! The thread that drains the ring.
+//! The thread that drains the rings.
 
 use std::io;
 use std::sync::Arc;
@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::Shared;
+use super::rings::Merge;
 use super::settings::Settings;
 use super::writer::{RecordError, Writer};
 use crate::assemble::{Assembled, Assembler};
@@ -15,7 +16,7 @@ use crate::file::{BlockEncoder, Lost, Record};
 use crate::operation::{ClockSync, Process};
 use crate::status::{CommunicatorStatus, Status};
 
-/// How often the ring is drained while there are events, and while there are none.
+/// How often the rings are drained while there are events, and while there are none.
 const BUSY: Duration = Duration::from_millis(5);
 const IDLE: Duration = Duration::from_millis(25);
 
@@ -26,6 +27,7 @@ pub(super) struct Drain {
     process: Process,
     writer: Writer,
     interval: u64,
+    merge: Merge,
     assembler: Assembler,
     block: BlockEncoder,
     /// Operations in the block.
@@ -72,6 +74,7 @@ impl Drain {
             writer: Writer::create(&settings)?,
             interval: settings.interval.as_nanos().try_into().unwrap_or(u64::MAX),
             process: settings.process,
+            merge: Merge::default(),
             assembler: Assembler::default(),
             block: BlockEncoder::default(),
             operations: 0,
@@ -87,10 +90,10 @@ impl Drain {
 
     fn run(mut self) {
         loop {
-            // Read before the ring is drained: what was pushed before the request is written.
+            // Read before the rings are drained: what was pushed before the request is written.
             let requested = self.shared.requested.load(Ordering::Acquire);
             let stop = self.shared.stop.load(Ordering::Acquire);
-            let drained = self.drain_ring();
+            let (drained, more) = self.drain_rings(stop);
             let now = clock::host_now();
             let flush = requested > self.shared.flushed.load(Ordering::Relaxed);
             if stop || flush || now >= self.next_write {
@@ -100,30 +103,28 @@ impl Drain {
             if stop {
                 return;
             }
-            match drained {
-                0 => std::thread::park_timeout(IDLE),
-                drained if drained < self.shared.ring.capacity() => std::thread::park_timeout(BUSY),
-                // Further events are waiting.
-                _ => {}
+            match (drained, more) {
+                (_, true) => {}
+                (0, false) => std::thread::park_timeout(IDLE),
+                (_, false) => std::thread::park_timeout(BUSY),
             }
         }
     }
 
-    /// Returns the number of events.
-    fn drain_ring(&mut self) -> usize {
-        let mut drained = 0;
+    /// Returns the number of events, and whether there may be more of them.
+    fn drain_rings(&mut self, stop: bool) -> (usize, bool) {
+        let until = if stop { u64::MAX } else { clock::host_now() };
+        let more = self.merge.fill(&self.shared.rings);
+        let mut merge = std::mem::take(&mut self.merge);
         let mut assembled = Vec::new();
-        // Not more than the ring holds: while events keep coming, the file is written, too.
-        while drained < self.shared.ring.capacity()
-            && let Some(event) = self.shared.ring.pop()
-        {
+        let mut drained = 0;
+        for event in merge.take(until) {
             self.assembler.handle(event, |item| assembled.push(item));
             drained += 1;
-            if !assembled.is_empty() {
-                assembled.drain(..).for_each(|item| self.push(item));
-            }
+            assembled.drain(..).for_each(|item| self.push(item));
         }
-        drained
+        self.merge = merge;
+        (drained, more)
     }
 
     fn push(&mut self, item: Assembled) {

@@ -1,13 +1,14 @@
 //! The recorder of a process.
 //!
-//! Calls and callbacks put raw events into a bounded lock-free ring and return; they never wait. A
-//! thread drains the ring, assembles operations and appends them to the event file. Events that do not
+//! Calls and callbacks put raw events into the bounded lock-free ring of their thread and return; they
+//! never wait. Another thread drains the rings, assembles operations and appends them to the event file. Events that do not
 //! fit into the ring or onto the disk are counted, and nothing else happens.
 
 mod drain;
 mod exit;
 mod names;
 pub mod raw;
+mod rings;
 pub mod settings;
 #[cfg(test)]
 mod tests;
@@ -18,19 +19,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_queue::ArrayQueue;
-
 use drain::Drain;
 pub use exit::stop_at_exit;
 use names::NameTable;
 use raw::RawEvent;
+use rings::Rings;
 use settings::Settings;
 pub use writer::RecordError;
 
 use crate::operation::Name;
 
-/// Events that the ring holds: a second of the busiest job that was measured, in 6 MB.
-const RING: usize = 1 << 16;
+/// Events that the ring of a thread holds, in 1.7 MB. It is drained every few milliseconds.
+const RING: usize = 1 << 14;
 
 /// Records the events of a process. Dropping it ends the file.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ pub struct Recorder {
 /// State shared with the thread.
 #[derive(Debug)]
 struct Shared {
-    ring: ArrayQueue<RawEvent>,
+    rings: Rings,
     names: NameTable,
     lost: AtomicU64,
     operations: AtomicU64,
@@ -64,7 +64,7 @@ impl Recorder {
 
     fn with_capacity(settings: Settings, capacity: usize) -> Result<Self, RecordError> {
         let shared = Arc::new(Shared {
-            ring: ArrayQueue::new(capacity),
+            rings: Rings::new(capacity),
             names: NameTable::default(),
             lost: AtomicU64::new(0),
             // An operation of 0 would be a null handle.
@@ -80,10 +80,10 @@ impl Recorder {
         Ok(Self { shared, thread: Mutex::new(Some(thread)), waker, pid: std::process::id() })
     }
 
-    /// Puts an event into the ring, or counts it as lost. Never waits.
+    /// Puts an event into the ring of this thread, or counts it as lost. Never waits.
     #[inline]
     pub fn push(&self, event: RawEvent) {
-        if self.shared.ring.push(event).is_err() {
+        if !self.shared.rings.push(event) {
             self.shared.lost.fetch_add(1, Ordering::Relaxed);
         }
     }

@@ -5,8 +5,9 @@ use crate::operation::{Algorithm, DataType, OperationKind, Protocol};
 /// Longest communicator name that is kept.
 pub const MAX_NAME: usize = 40;
 
-/// An event of the ring. Operations are identified by [`super::Recorder::next_operation`], communicators
-/// by [`super::Recorder::next_communicator`]. Times are of the host clock; a device time of 0 is unknown.
+/// An event of a ring. Operations are identified by [`super::Recorder::next_operation`], communicators by
+/// [`super::Recorder::next_communicator`]. Times are of the host clock, which orders the events of
+/// different threads; a device time of 0 is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RawEvent {
     /// A communicator was created, or got a name.
@@ -59,6 +60,22 @@ pub enum RawEvent {
     },
     /// A step of a network transfer changed its state.
     Step(Step),
+}
+
+impl RawEvent {
+    /// When it happened; `None` if that does not matter.
+    pub fn time(&self) -> Option<u64> {
+        match self {
+            Self::Open(_) | Self::Close { .. } => None,
+            Self::Enqueue(Enqueue { time, .. })
+            | Self::Step(Step { time, .. })
+            | Self::Start { time, .. }
+            | Self::End { time, .. }
+            | Self::Untimed { time, .. }
+            | Self::NetworkStart { time, .. }
+            | Self::NetworkEnd { time, .. } => Some(*time),
+        }
+    }
 }
 
 /// A new communicator.
