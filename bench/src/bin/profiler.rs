@@ -29,7 +29,7 @@ use regatta_events::record::raw::RawEvent;
 
 /// Calls of each callback in a batch of one thread, and of each of two threads: short batches overlap
 /// more often.
-const CALLS: usize = 2000;
+const CALLS: usize = 1000;
 const CALLS_OF_TWO: usize = 200;
 const ROUNDS: usize = 60;
 /// Two threads try to overlap this many times.

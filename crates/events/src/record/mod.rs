@@ -29,8 +29,8 @@ pub use writer::RecordError;
 
 use crate::operation::Name;
 
-/// Events that the ring of a thread holds, in 1.7 MB. It is drained every few milliseconds.
-const RING: usize = 1 << 14;
+/// Events that the ring of a thread holds, in 3.4 MB. It is drained every few milliseconds.
+const RING: usize = 1 << 15;
 
 /// Records the events of a process. Dropping it ends the file.
 #[derive(Debug)]
