@@ -92,7 +92,7 @@ fn recording() -> Result<()> {
     println!("recording, 1 thread, {lost} events lost, ns per callback:");
     print_times(&times, CALLS);
     let (ours, mutex) = (sum(&times), RunTimes::of(mutex_batches()));
-    report("profiler callbacks of 2000 operations", ours, &[("a mutex", mutex)])?;
+    report(&format!("profiler callbacks of {CALLS} operations"), ours, &[("a mutex", mutex)])?;
     for (how, pace) in [("back to back", 0), ("one in a microsecond", PACE)] {
         let (times, attempts, lost) = measure_two(pace)?;
         println!("recording, 2 threads, {how}, {lost} events lost, ns per callback:");
