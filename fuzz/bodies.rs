@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use regatta_discover::{hostfile, hwloc, job_state};
 use regatta_doctor::collect::{dynamic, exported_symbols, library_version, parse_ld_cache};
 use regatta_doctor::{Diagnosis, JobFacts};
+use regatta_events::file::{self, BlockEncoder, Record};
+use regatta_events::status;
 use regatta_launch::agents::agent_state::{AgentInput, AgentState, AgentTimeouts};
 use regatta_launch::agents::message::{Downstream, Registration, Upstream, decode};
 use regatta_launch::agents::node_table::{NodeTable, TableInput};
@@ -19,6 +21,8 @@ use regatta_measure::compare::{CompareOptions, compare};
 use regatta_measure::{plot, read, write};
 use regatta_model::document::{Document, from_json, to_json, to_json_line};
 use regatta_model::{Allocation, BenchResult, CpuSet, Machine, Placement, hostlist};
+use regatta_observe::comms::trace::{FileTrace, TimeRange, TraceText, tracks};
+use regatta_observe::comms::{Analysis, Attempts, Collector, CommsReport};
 use regatta_observe::net_log::{NetLog, NetReport, report};
 use regatta_train::checkpoint::header;
 use regatta_train::checkpoint::huggingface::{config as hf_config, import};
@@ -41,7 +45,7 @@ pub enum Body {
 }
 
 /// The targets by name; each has a corpus folder of the same name.
-pub const TARGETS: [(&str, Body); 20] = [
+pub const TARGETS: [(&str, Body); 22] = [
     ("hostlist", Body::Text(host_list)),
     ("cpuset", Body::Text(cpuset)),
     ("hostfile", Body::Text(host_file)),
@@ -62,6 +66,8 @@ pub const TARGETS: [(&str, Body); 20] = [
     ("elf_symbols", Body::Bytes(elf_symbols)),
     ("ld_cache", Body::Bytes(ld_cache)),
     ("doctor_facts", Body::Text(doctor_facts)),
+    ("event_file", Body::Bytes(event_file)),
+    ("comms_status", Body::Bytes(comms_status)),
 ];
 
 /// Runs one target on one input.
@@ -92,6 +98,75 @@ fn net_log(data: &[u8]) {
     let whole = judge(log.len().max(1));
     assert_eq!(whole, judge(usize::from(chunk).max(1)));
     assert_eq!(written(from_json::<NetReport>(&written(to_json(&whole)))), whole);
+}
+
+/// Event files are summarised and traced whatever they hold, reports round trip, and operations round
+/// trip. A wrong checksum would hide all other checks, so the input is also read as a valid block.
+fn event_file(data: &[u8]) {
+    summarize(data);
+    let mut block = file::MAGIC.to_vec();
+    block.extend((data.len() as u32).to_le_bytes());
+    block.extend(crc32fast::hash(data).to_le_bytes());
+    block.extend(data);
+    summarize(&block);
+    let operations = operations(&block);
+    let mut encoder = BlockEncoder::default();
+    let mut again = file::MAGIC.to_vec();
+    for operation in &operations {
+        encoder.push(operation);
+        if encoder.is_full() {
+            again.extend(encoder.take_block());
+        }
+    }
+    again.extend(encoder.take_block());
+    assert_eq!(self::operations(&again), operations);
+}
+
+fn operations(bytes: &[u8]) -> Vec<Record> {
+    let mut found = Vec::new();
+    let keep = |record: Record| {
+        if matches!(record, Record::Operation(_)) {
+            found.push(record);
+        }
+    };
+    written(file::read(bytes, keep));
+    found
+}
+
+/// The report and the trace of an event file.
+fn summarize(bytes: &[u8]) {
+    let mut collector = Collector::new("input".to_owned(), 100);
+    let end = written(file::read(bytes, |record| collector.add(record)));
+    let mut analysis = Analysis::default();
+    analysis.add(collector.finish(end.into()));
+    let selected = analysis.select(Attempts::All);
+    let report = analysis.report(&selected);
+    assert_eq!(written(from_json::<CommsReport>(&written(to_json(&report)))), report);
+    let mut text = TraceText::new();
+    for (position, track) in tracks(&selected).into_iter().enumerate() {
+        let mut trace = FileTrace::new(&selected, position, track, 0, TimeRange::ALL);
+        trace.begin(&mut text);
+        written(file::read(bytes, |record| trace.add(&record, &mut text)));
+    }
+    text.finish();
+    written(serde_json::from_str::<serde_json::Value>(&text.take()));
+}
+
+/// A status that can be read is read again after it was written. The input is also read as a slot with a
+/// valid header.
+fn comms_status(data: &[u8]) {
+    let mut slot = vec![0; 8];
+    slot.extend((data.len() as u32).to_le_bytes());
+    slot.extend(crc32fast::hash(data).to_le_bytes());
+    slot.extend(*b"rst\x01");
+    slot.extend(data);
+    for bytes in [data, &slot] {
+        let Some(found) = status::decode(bytes) else { continue };
+        let again = status::decode(&status::encode_slot(&found, 1));
+        let again = again.unwrap_or_else(|| panic!("round trip: {found:?}"));
+        assert_eq!((again.host_time, again.process.pid), (found.host_time, found.process.pid));
+        assert!(again.communicators.len() <= found.communicators.len());
+    }
 }
 
 /// Facts of nodes can be judged whatever they say; facts and diagnoses round trip.

@@ -167,11 +167,11 @@ impl Analysis {
         files.sort_by_key(|file| (file.restart(), file.rank(), &file.name));
         unknown.sort_by_key(|file| &file.name);
         let (clocks, hosts, realtime) = clocks(&files);
-        let bounds = Matches::new(&files).clock_bounds(&clocks);
+        let pairs = Matches::new(&files).clock_pairs(&clocks);
         Selected {
             attempts: all.iter().copied().collect(),
             reported: all.iter().copied().filter(|restart| is_chosen(*restart)).collect(),
-            alignments: align(&realtime, &bounds),
+            alignments: align(&realtime, &pairs),
             files,
             clocks,
             hosts,

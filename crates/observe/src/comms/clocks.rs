@@ -1,8 +1,9 @@
 //! One time line for all processes.
 //!
 //! Processes of one boot of a host share its monotonic clock. The monotonic clocks of two hosts differ by
-//! a constant. Their real-time clocks give a first estimate of it. Collectives bound it from both sides:
-//! no rank leaves a synchronising collective before every rank has entered it.
+//! a constant. Collectives bound it from both sides: no rank leaves a synchronising collective before
+//! every rank has entered it. Within the bounds, their ends tell it: they are nearly simultaneous. Hosts
+//! without a common collective are aligned by their real-time clocks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,6 +11,8 @@ use regatta_events::operation::{ClockSync, Operation, Timing};
 
 /// Fastest drift between the clocks of GPU and host, as a fraction: 1 / 20,000, 50 ppm.
 const DRIFT: u64 = 20_000;
+/// Most differences between ends that are kept per pair of clocks.
+const MAX_ENDS: usize = 512;
 /// Times beyond 146 years are those of a damaged file.
 const MAX_TIME: u64 = 1 << 62;
 
@@ -86,11 +89,58 @@ impl Bounds {
     fn choose(self, estimate: i64) -> (i64, u64) {
         if self.low > self.high {
             // A clock was adjusted during the job, or a device clock is known badly.
-            let middle = self.high.saturating_add((self.low.abs_diff(self.high) / 2) as i64);
-            return (middle, self.low.abs_diff(self.high) / 2);
+            return (estimate, self.low.abs_diff(self.high));
         }
         let chosen = estimate.clamp(self.low, self.high);
         (chosen, chosen.abs_diff(self.low).max(chosen.abs_diff(self.high)))
+    }
+}
+
+/// What collectives tell of the offset of one clock relative to another.
+#[derive(Debug, Clone)]
+pub struct ClockPair {
+    bounds: Bounds,
+    /// Differences between the ends of every `stride`-th collective.
+    ends: Vec<i64>,
+    stride: u64,
+    seen: u64,
+}
+
+impl Default for ClockPair {
+    fn default() -> Self {
+        Self { bounds: Bounds::NONE, ends: Vec::new(), stride: 1, seen: 0 }
+    }
+}
+
+impl ClockPair {
+    /// Adds a collective: the last start and the first end of its ranks on each clock.
+    pub fn add(&mut self, a: (i64, i64), b: (i64, i64)) {
+        self.bounds.intersect(Bounds::of_collective(a, b));
+        if self.seen.is_multiple_of(self.stride) {
+            self.ends.push(a.1.saturating_sub(b.1));
+        }
+        self.seen += 1;
+        if self.ends.len() >= MAX_ENDS {
+            self.stride *= 2;
+            let mut position = 0;
+            self.ends.retain(|_| {
+                position += 1;
+                position % 2 == 1
+            });
+        }
+    }
+
+    /// The offset, how far it may be off, and the median deviation of single collectives.
+    fn offset(&self) -> (i64, u64, u64) {
+        let mut ends = self.ends.clone();
+        let middle = ends.len() / 2;
+        if ends.is_empty() {
+            return (0, u64::MAX, u64::MAX);
+        }
+        let estimate = *ends.select_nth_unstable(middle).1;
+        let (offset, uncertainty) = self.bounds.choose(estimate);
+        let mut deviations: Vec<u64> = ends.iter().map(|end| end.abs_diff(offset)).collect();
+        (offset, uncertainty, *deviations.select_nth_unstable(middle).1)
     }
 }
 
@@ -101,6 +151,8 @@ pub struct Alignment {
     pub offset: i64,
     /// How far the offset may be off, in nanoseconds. `None`: by real-time clocks only.
     pub uncertainty: Option<u64>,
+    /// The median deviation of the ends of collectives: how far the offset is probably off.
+    pub deviation: u64,
 }
 
 impl Alignment {
@@ -111,17 +163,19 @@ impl Alignment {
 }
 
 /// Aligns clocks to the first one. `realtime_ahead` has, for each clock, how far the real time is ahead of
-/// it; `bounds` the limits of the offset of clock `b` relative to clock `a`, by `(a, b)`.
+/// it; `pairs` what collectives tell of clock `b` relative to clock `a`, by `(a, b)`.
 pub fn align(
     realtime_ahead: &[Option<i64>],
-    bounds: &BTreeMap<(usize, usize), Bounds>,
+    pairs: &BTreeMap<(usize, usize), ClockPair>,
 ) -> Vec<Alignment> {
     let reference = realtime_ahead.first().copied().flatten().unwrap_or(0);
-    let estimate = |clock: usize| realtime_ahead.get(clock).copied().flatten();
-    let by_realtime = |clock: usize| estimate(clock).map_or(0, |e| e.saturating_sub(reference));
-    let unaligned = |clock| Alignment { offset: by_realtime(clock), uncertainty: None };
-    let mut aligned: Vec<Alignment> = (0..realtime_ahead.len()).map(unaligned).collect();
-    let neighbours = neighbours(realtime_ahead.len(), bounds);
+    let by_realtime = |ahead: &Option<i64>| Alignment {
+        offset: ahead.map_or(0, |ahead| ahead.saturating_sub(reference)),
+        uncertainty: None,
+        deviation: 0,
+    };
+    let mut aligned: Vec<Alignment> = realtime_ahead.iter().map(by_realtime).collect();
+    let neighbours = neighbours(realtime_ahead.len(), pairs);
     // The path with the least uncertainty, from the reference to each clock.
     let mut open = BTreeSet::from([(0u64, 0usize)]);
     let mut done = vec![false; realtime_ahead.len()];
@@ -133,35 +187,39 @@ pub fn align(
             continue;
         }
         done[clock] = true;
-        for &(next, limits) in neighbours[clock].iter().filter(|(next, _)| !done[*next]) {
-            let estimated = by_realtime(next).saturating_sub(by_realtime(clock));
-            let (difference, off) = limits.choose(estimated);
-            let uncertainty = so_far.saturating_add(off);
-            if aligned[next].uncertainty.is_none_or(|known| uncertainty < known) {
-                let offset = aligned[clock].offset.saturating_add(difference);
-                aligned[next] = Alignment { offset, uncertainty: Some(uncertainty) };
-                open.insert((uncertainty, next));
+        let Alignment { offset, deviation, .. } = aligned[clock];
+        for edge in neighbours[clock].iter().filter(|edge| !done[edge.clock]) {
+            let uncertainty = so_far.saturating_add(edge.uncertainty);
+            if aligned[edge.clock].uncertainty.is_none_or(|known| uncertainty < known) {
+                aligned[edge.clock] = Alignment {
+                    offset: offset.saturating_add(edge.offset),
+                    uncertainty: Some(uncertainty),
+                    deviation: deviation.saturating_add(edge.deviation),
+                };
+                open.insert((uncertainty, edge.clock));
             }
         }
     }
     aligned
 }
 
-/// The limits of each clock's neighbours relative to it.
-fn neighbours(
-    clocks: usize,
-    bounds: &BTreeMap<(usize, usize), Bounds>,
-) -> Vec<Vec<(usize, Bounds)>> {
-    let mut all = vec![Vec::new(); clocks];
-    for (&(a, b), &limits) in bounds.iter().filter(|((a, b), _)| (*a).max(*b) < clocks) {
-        all[a].push((b, limits));
-        all[b].push((a, Bounds { low: negated(limits.high), high: negated(limits.low) }));
-    }
-    all
+/// The offset of a clock relative to its neighbour.
+#[derive(Debug, Clone, Copy)]
+struct Edge {
+    clock: usize,
+    offset: i64,
+    uncertainty: u64,
+    deviation: u64,
 }
 
-fn negated(value: i64) -> i64 {
-    value.checked_neg().unwrap_or(i64::MAX)
+fn neighbours(clocks: usize, pairs: &BTreeMap<(usize, usize), ClockPair>) -> Vec<Vec<Edge>> {
+    let mut all = vec![Vec::new(); clocks];
+    for (&(a, b), pair) in pairs.iter().filter(|((a, b), _)| (*a).max(*b) < clocks) {
+        let (offset, uncertainty, deviation) = pair.offset();
+        all[a].push(Edge { clock: b, offset, uncertainty, deviation });
+        all[b].push(Edge { clock: a, offset: offset.saturating_neg(), uncertainty, deviation });
+    }
+    all
 }
 
 #[cfg(test)]
@@ -170,11 +228,19 @@ mod tests {
 
     use super::*;
 
-    /// Limits from collectives of some hosts: `clocks` has the true offset of each host's clock.
-    fn collective(clocks: &[i64], hosts: &[usize], starts: &[i64], extra: &[i64]) -> Vec<Bounds> {
+    /// Adds a collective of some hosts: `clocks` has the true offset of each host's clock.
+    fn add_collective(
+        pairs: &mut BTreeMap<(usize, usize), ClockPair>,
+        clocks: &[i64],
+        hosts: &[usize],
+        starts: &[i64],
+        extra: &[i64],
+    ) {
         let last = hosts.iter().map(|&host| starts[host]).max().unwrap();
         let local = |host: usize| (starts[host] - clocks[host], last + extra[host] - clocks[host]);
-        hosts[1..].iter().map(|&host| Bounds::of_collective(local(hosts[0]), local(host))).collect()
+        for &host in &hosts[1..] {
+            pairs.entry((hosts[0], host)).or_default().add(local(hosts[0]), local(host));
+        }
     }
 
     proptest! {
@@ -191,15 +257,12 @@ mod tests {
                 0..30,
             ),
         ) {
-            let mut bounds: BTreeMap<(usize, usize), Bounds> = BTreeMap::new();
+            let mut pairs = BTreeMap::new();
             for (starts, extra, hosts) in &calls {
-                let limits = collective(&clocks, hosts, starts, extra);
-                for (&host, limit) in hosts[1..].iter().zip(limits) {
-                    bounds.entry((hosts[0], host)).or_insert(Bounds::NONE).intersect(limit);
-                }
+                add_collective(&mut pairs, &clocks, hosts, starts, extra);
             }
             let realtime: Vec<_> = clocks.iter().zip(&errors).map(|(c, e)| Some(c + e)).collect();
-            for (host, alignment) in align(&realtime, &bounds).iter().enumerate() {
+            for (host, alignment) in align(&realtime, &pairs).iter().enumerate() {
                 let exact = clocks[host] - clocks[0];
                 match alignment.uncertainty {
                     Some(off) => prop_assert!(alignment.offset.abs_diff(exact) <= off),
@@ -207,31 +270,44 @@ mod tests {
                 }
             }
         }
+
+        #[test]
+        fn random_times_never_overflow(
+            times in proptest::collection::vec(any::<(i64, i64, i64, i64)>(), 0..600),
+        ) {
+            let mut pair = ClockPair::default();
+            times.iter().for_each(|&(a, b, c, d)| pair.add((a, b), (c, d)));
+            prop_assert!(pair.ends.len() < MAX_ENDS);
+            align(&[Some(i64::MIN), Some(i64::MAX)], &BTreeMap::from([((0, 1), pair)]));
+        }
     }
 
     #[test]
-    fn collectives_correct_a_real_time_clock_that_is_off() {
+    fn ends_of_collectives_correct_a_real_time_clock_that_is_off() {
         // The second host's clock is 1,000 behind; its real time is wrong by 500.
-        let bounds = Bounds::of_collective((100, 140), (-880, -850));
-        assert_eq!(bounds, Bounds { low: 950, high: 1020 });
-        let aligned = align(&[Some(5000), Some(6500)], &BTreeMap::from([((0, 1), bounds)]));
-        assert_eq!(aligned[0], Alignment { offset: 0, uncertainty: Some(0) });
-        assert_eq!(aligned[1], Alignment { offset: 1020, uncertainty: Some(70) });
-        assert_eq!(aligned[1].convert(-880), 140);
+        let mut pair = ClockPair::default();
+        pair.add((100, 140), (-880, -850));
+        assert_eq!(pair.bounds, Bounds { low: 950, high: 1020 });
+        pair.add((1100, 1141), (120, 141));
+        pair.add((2100, 2140), (1110, 1141));
+        let aligned = align(&[Some(5000), Some(6500)], &BTreeMap::from([((0, 1), pair)]));
+        assert_eq!(aligned[0], Alignment { offset: 0, uncertainty: Some(0), deviation: 0 });
+        assert_eq!(aligned[1], Alignment { offset: 999, uncertainty: Some(40), deviation: 1 });
+        assert_eq!(aligned[1].convert(-880), 119);
     }
 
     #[test]
-    fn contradicting_limits_give_their_middle() {
-        let bounds = Bounds { low: 100, high: 60 };
-        assert_eq!(bounds.choose(0), (80, 20));
-        assert_eq!(Bounds { low: i64::MAX, high: i64::MIN }.choose(0).1, u64::MAX / 2);
+    fn contradicting_limits_do_not_move_the_estimate() {
+        assert_eq!(Bounds { low: 100, high: 60 }.choose(7), (7, 40));
+        assert_eq!(Bounds { low: 10, high: 60 }.choose(7), (10, 50));
+        assert_eq!(Bounds { low: i64::MAX, high: i64::MIN }.choose(0).1, u64::MAX);
     }
 
     #[test]
     fn clocks_without_a_path_use_real_time() {
         let aligned = align(&[Some(10), Some(25), None], &BTreeMap::new());
-        assert_eq!(aligned[1], Alignment { offset: 15, uncertainty: None });
-        assert_eq!(aligned[2], Alignment { offset: 0, uncertainty: None });
+        assert_eq!(aligned[1], Alignment { offset: 15, uncertainty: None, deviation: 0 });
+        assert_eq!(aligned[2], Alignment { offset: 0, uncertainty: None, deviation: 0 });
         assert!(align(&[], &BTreeMap::new()).is_empty());
     }
 

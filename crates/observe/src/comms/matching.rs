@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::clocks::{Alignment, Bounds};
+use super::clocks::{Alignment, ClockPair};
 use super::collector::{Arrival, FileSummary};
 use super::histogram::NameCode;
 
@@ -103,11 +103,12 @@ impl<'a> Matches<'a> {
         parts.windows(2).all(|pair| key(&pair[0]) == key(&pair[1]))
     }
 
-    /// Limits of the offsets between clocks, by pairs of clocks. `clocks` has the clock of each file.
-    pub fn clock_bounds(&self, clocks: &[usize]) -> BTreeMap<(usize, usize), Bounds> {
-        let mut bounds = BTreeMap::new();
+    /// What collectives tell of the offsets between clocks, by pairs of clocks. `clocks` has the clock of
+    /// each file.
+    pub fn clock_pairs(&self, clocks: &[usize]) -> BTreeMap<(usize, usize), ClockPair> {
+        let mut pairs: BTreeMap<(usize, usize), ClockPair> = BTreeMap::new();
         if clocks.windows(2).all(|pair| pair[0] == pair[1]) {
-            return bounds;
+            return pairs;
         }
         // The last start and the first end on each clock.
         let mut spans: BTreeMap<usize, (i64, i64)> = BTreeMap::new();
@@ -122,11 +123,10 @@ impl<'a> Matches<'a> {
             let mut spans = spans.iter();
             let Some((&first, &of_first)) = spans.next() else { continue };
             for (&clock, &span) in spans {
-                let limits = bounds.entry((first, clock)).or_insert(Bounds::NONE);
-                limits.intersect(Bounds::of_collective(of_first, span));
+                pairs.entry((first, clock)).or_default().add(of_first, span);
             }
         }
-        bounds
+        pairs
     }
 
     /// Arrivals and transfers. `clocks` has the clock of each file, `row` the row of a size.
@@ -152,11 +152,12 @@ impl<'a> Matches<'a> {
             }
             stats.complete += 1;
             self.add_transfer(&mut stats, parts, &row);
-            let aligned =
-                |part: &Part| alignments[clocks[part.file]].convert(self.arrival(part).start);
             starts.clear();
-            starts.extend(parts.iter().map(aligned));
-            add_arrivals(&mut stats, parts, &starts, uncertainty(parts, clocks, alignments));
+            starts.extend(parts.iter().map(|part| {
+                let clock = clocks[part.file];
+                (clock, alignments[clock].convert(self.arrival(part).start))
+            }));
+            add_arrivals(&mut stats, parts, &starts, alignments);
         }
         stats
     }
@@ -178,31 +179,34 @@ impl<'a> Matches<'a> {
     }
 }
 
-/// How far the starts of a collective may be off relative to each other; `None` if that is unknown.
-fn uncertainty(parts: &[Part], clocks: &[usize], alignments: &[Alignment]) -> Option<u64> {
-    let first = clocks[parts.first()?.file];
-    if parts.iter().all(|part| clocks[part.file] == first) {
-        return Some(0);
-    }
-    let each = parts.iter().map(|part| alignments[clocks[part.file]].uncertainty);
-    each.reduce(|a, b| Some(a?.max(b?))).flatten()
-}
-
 /// Attributes the wait of a collective to the rank that arrived last, unless the clocks do not show which
-/// one that is.
-fn add_arrivals(stats: &mut MatchStats, parts: &[Part], starts: &[i64], uncertainty: Option<u64>) {
-    let last = starts.iter().enumerate().max_by_key(|(_, start)| **start);
-    let (Some((position, &latest)), Some(uncertainty)) = (last, uncertainty) else { return };
-    for (part, &start) in parts.iter().zip(starts) {
+/// one that is. `starts` has the clock and the start of each part.
+fn add_arrivals(
+    stats: &mut MatchStats,
+    parts: &[Part],
+    starts: &[(usize, i64)],
+    alignments: &[Alignment],
+) {
+    let last = starts.iter().enumerate().max_by_key(|(_, (_, start))| *start);
+    let Some((position, &(last_clock, latest))) = last else { return };
+    let is_aligned = |(clock, _): &(usize, i64)| alignments[*clock].uncertainty.is_some();
+    if starts.iter().any(|one| one.0 != last_clock) && !starts.iter().all(is_aligned) {
+        return;
+    }
+    for (part, (_, start)) in parts.iter().zip(starts) {
         let arrivals = &mut stats.arrivals[part.file];
         arrivals.collectives += 1;
-        arrivals.waited_ns = arrivals.waited_ns.saturating_add(latest.abs_diff(start));
+        arrivals.waited_ns = arrivals.waited_ns.saturating_add(latest.abs_diff(*start));
     }
-    let mut sorted = starts.to_vec();
+    let is_before = |&(clock, start): &(usize, i64)| {
+        let [last, other] = [last_clock, clock].map(|clock| alignments[clock].deviation);
+        clock == last_clock || latest.abs_diff(start) > last.saturating_add(other)
+    };
+    let mut sorted: Vec<i64> = starts.iter().map(|(_, start)| *start).collect();
     let middle = (sorted.len() - 1) / 2;
     let (_, median, _) = sorted.select_nth_unstable(middle);
     let delay = latest.abs_diff(*median);
-    if delay > uncertainty {
+    if delay > 0 && starts.iter().all(is_before) {
         let arrivals = &mut stats.arrivals[parts[position].file];
         arrivals.last += 1;
         arrivals.delay_ns = arrivals.delay_ns.saturating_add(delay);

@@ -212,8 +212,10 @@ pub struct ClockRow {
     pub processes: usize,
     /// Added to its monotonic time, in seconds.
     pub offset_s: f64,
-    /// How far that may be off; `None` if only the real-time clocks are known.
+    /// How far that may be off at most; `None` if only the real-time clocks are known.
     pub uncertainty_us: Option<f64>,
+    /// How far that is probably off: the median deviation of the ends of collectives.
+    pub deviation_us: Option<f64>,
 }
 
 /// An event file.

@@ -117,7 +117,7 @@ fn open(selected: &Selected<'_>) -> Option<Warning> {
 fn lost(selected: &Selected<'_>) -> Option<Warning> {
     let losers = || selected.files.iter().copied().filter(|file| !file.lost.is_empty());
     losers().next()?;
-    let sum = |count: fn(&FileSummary) -> u64| losers().map(count).sum::<u64>();
+    let sum = |count: fn(&FileSummary) -> u64| losers().map(count).fold(0, u64::saturating_add);
     let events = sum(|file| file.lost.events);
     let operations = sum(|file| file.lost.operations);
     let unfinished = sum(|file| file.lost.unfinished);

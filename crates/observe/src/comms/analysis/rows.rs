@@ -276,6 +276,7 @@ pub(super) fn clocks(selected: &Selected<'_>) -> Vec<ClockRow> {
         processes: processes(clock),
         offset_s: alignment.offset as f64 / 1e9,
         uncertainty_us: alignment.uncertainty.map(microseconds),
+        deviation_us: alignment.uncertainty.map(|_| microseconds(alignment.deviation)),
     })
     .collect()
 }

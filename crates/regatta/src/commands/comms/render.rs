@@ -30,11 +30,15 @@ pub fn render(report: &CommsReport, max_ranks: usize) -> String {
 fn summary(summary: &Summary) -> String {
     let share =
         summary.busy_share.map(|share| format!("; ranks communicate {} of it", percent(share)));
+    let wall = match summary.wall_s {
+        seconds if seconds < 1.0 => format_time(seconds),
+        seconds => format_elapsed(seconds),
+    };
     format!(
         "{HEADING}{} on {}, {}{HEADING:#}: {}, {}{}\n",
         pluralize(summary.processes, "rank"),
         pluralize(summary.hosts, "host"),
-        format_elapsed(summary.wall_s),
+        wall,
         pluralize(summary.calls as usize, "call"),
         format_bytes(summary.bytes),
         share.unwrap_or_default(),
@@ -43,6 +47,7 @@ fn summary(summary: &Summary) -> String {
 
 fn percent(share: f64) -> String {
     match share * 100.0 {
+        0.0 => "0 %".to_owned(),
         value if value < 9.95 => format!("{value:.1} %"),
         value => format!("{value:.0} %"),
     }
