@@ -24,6 +24,23 @@ const TOP: f64 = 50.0;
 /// Most sizes with a label on an axis.
 const MAX_LABELS: usize = 14;
 
+/// A figure of each size.
+struct Panel {
+    title: &'static str,
+    value: fn(&SizeRow) -> f64,
+    format: fn(f64) -> String,
+}
+
+const PANELS: [Panel; 3] = [
+    Panel { title: "calls", value: |row| row.calls as f64, format: format_si },
+    Panel { title: "time", value: |row| row.time_s, format: format_time },
+    Panel {
+        title: "bus bandwidth",
+        value: |row| row.busbw_gb_s.unwrap_or(0.0),
+        format: |value| format!("{value:.2} GB/s"),
+    },
+];
+
 /// Style sheet for light and dark mode.
 const STYLE: &str = "\
 .regatta-comms{font:12px system-ui,sans-serif}.regatta-comms text{fill:#222}\
@@ -88,41 +105,31 @@ fn group(rows: &[SizeRow], top: f64) -> String {
     let Some(first) = rows.first() else { return String::new() };
     let ranks = first.ranks.map(|ranks| format!(", {ranks} ranks")).unwrap_or_default();
     let name = escape_xml(&sanitize(&format!("{}{ranks}", first.operation)));
-    let values = |value: fn(&SizeRow) -> f64| rows.iter().map(value).collect::<Vec<f64>>();
-    let panels: [(&str, Vec<f64>, fn(f64) -> String); 3] = [
-        ("calls", values(|row| row.calls as f64), format_si),
-        ("time", values(|row| row.time_s), format_time),
-        ("busbw", values(|row| row.busbw_gb_s.unwrap_or(0.0)), |value| format!("{value:.2} GB/s")),
-    ];
-    let mut text =
-        format!("<text class=\"name\" x=\"{LEFT}\" y=\"{:.1}\">{name}</text>\n", top + 16.0);
-    for (n, (title, values, format)) in panels.into_iter().enumerate() {
+    let heading = top + 16.0;
+    let mut text = format!("<text class=\"name\" x=\"{LEFT}\" y=\"{heading:.1}\">{name}</text>\n");
+    for (n, panel) in PANELS.iter().enumerate() {
         let x = LEFT + (PANEL_WIDTH + PANEL_GAP) * n as f64;
-        let max = values.iter().copied().fold(0.0, f64::max);
+        let max = rows.iter().map(panel.value).fold(0.0, f64::max);
         text += &format!(
-            "<text x=\"{x:.1}\" y=\"{:.1}\">{title}, up to {}</text>\n",
+            "<text x=\"{x:.1}\" y=\"{:.1}\">{}, up to {}</text>\n",
             top + 38.0,
-            escape_xml(&format(max))
+            panel.title,
+            escape_xml(&(panel.format)(max))
         );
-        text += &bars(rows, &values, format, (x, top + 48.0), n);
+        text += &bars(rows, panel, (x, top + 48.0), n);
     }
     text
 }
 
 /// Bars with the exact values as tooltips, and the sizes below.
-fn bars(
-    rows: &[SizeRow],
-    values: &[f64],
-    format: fn(f64) -> String,
-    (left, top): (f64, f64),
-    colour: usize,
-) -> String {
-    let max = values.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
+fn bars(rows: &[SizeRow], panel: &Panel, (left, top): (f64, f64), colour: usize) -> String {
+    let max = rows.iter().map(panel.value).fold(f64::MIN_POSITIVE, f64::max);
     let slot = PANEL_WIDTH / rows.len().max(1) as f64;
     let every = rows.len().div_ceil(MAX_LABELS).max(1);
     let bottom = top + BAR_HEIGHT;
     let mut text = String::new();
-    for (n, (row, &value)) in rows.iter().zip(values).enumerate() {
+    for (n, row) in rows.iter().enumerate() {
+        let value = (panel.value)(row);
         let height = (value / max * BAR_HEIGHT).clamp(0.0, BAR_HEIGHT);
         let x = left + slot * n as f64;
         let size = format_bytes(row.size_bytes) + if row.size_bucket { "+" } else { "" };
@@ -132,7 +139,7 @@ fn bars(
             x + slot * 0.1,
             bottom - height,
             slot * 0.8,
-            escape_xml(&format(value)),
+            escape_xml(&(panel.format)(value)),
         );
         if n % every == 0 {
             let (x, y) = (x + slot / 2.0 + 4.0, bottom + 10.0);
