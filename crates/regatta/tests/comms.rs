@@ -255,6 +255,33 @@ fn the_last_attempt_is_reported() {
 }
 
 #[test]
+fn many_sizes_are_combined_and_unfinished_operations_listed() {
+    let folder = TempDir::new();
+    let mut records = records(0, 0)[..3].to_vec();
+    let call =
+        |n: u64| operation(OperationKind::Reduce, n, 500 + n, START + n * 10, START + n * 10 + 5);
+    records.extend((0..70).map(|n| Record::Operation(call(n))));
+    let hung = Operation { timing: Timing::None, start: 0, end: 0, ..call(70) };
+    records.push(Record::Operation(hung));
+    write(&folder, &records, true);
+    let report = run_in(&folder, "comms run").ok();
+    // 1,000 to 1,138 bytes.
+    for part in ["  512 B+ ", "  1 KiB+ ", "reduce: more than 64 sizes", "without an end"] {
+        assert!(report.contains(part), "{part}: {report}");
+    }
+    assert!(report.contains("0  node0  0x1234        reduce        70  1140 B"), "{report}");
+    let json: Value = run_in(&folder, "comms run --json").json();
+    let calls: Vec<u64> = json["histogram"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|r| r["calls"].as_u64().unwrap())
+        .collect();
+    assert_eq!(calls, [12, 59]);
+    assert_eq!(json["in_flight"][0]["index"], 70);
+}
+
+#[test]
 fn folders_without_event_files_are_errors_with_a_fix() {
     let folder = TempDir::new();
     std::fs::create_dir_all(folder.join("run/comms")).unwrap();
