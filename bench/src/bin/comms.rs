@@ -165,6 +165,7 @@ fn operation(number: u64, rank: u32, indices: &mut [u64; 4], time: &mut u64) -> 
         end: *time + 25_000 + bytes / 200 + 500_000,
         network: (number % 2 == 0).then_some(network),
         captured: false,
+        completed: true,
     }
 }
 

@@ -191,7 +191,7 @@ coded_enum! {
 /// The clock of an operation's start and end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Timing {
-    /// Not measured: the operation did not end, or nothing reported its end.
+    /// Not measured: the operation did not end, or nothing reported when it did.
     #[default]
     None,
     /// `CLOCK_MONOTONIC` of the host.
@@ -228,6 +228,8 @@ pub struct Operation {
     pub bytes: u64,
     /// When it was enqueued, on the host clock.
     pub enqueued: u64,
+    /// Whether it ended. Of some operations NCCL does not report when: they have no duration.
+    pub completed: bool,
     /// The clock of `start` and `end`.
     pub timing: Timing,
     /// When it started to run.

@@ -57,6 +57,7 @@ fn operation(kind: OperationKind, index: u64, count: u64, start: u64, end: u64) 
         end,
         network: None,
         captured: false,
+        completed: true,
     }
 }
 
@@ -261,7 +262,7 @@ fn many_sizes_are_combined_and_unfinished_operations_listed() {
     let call =
         |n: u64| operation(OperationKind::Reduce, n, 500 + n, START + n * 10, START + n * 10 + 5);
     records.extend((0..70).map(|n| Record::Operation(call(n))));
-    let hung = Operation { timing: Timing::None, start: 0, end: 0, ..call(70) };
+    let hung = Operation { timing: Timing::None, completed: false, start: 0, end: 0, ..call(70) };
     records.push(Record::Operation(hung));
     write(&folder, &records, true);
     let report = run_in(&folder, "comms run").ok();

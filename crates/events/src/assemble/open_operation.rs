@@ -194,6 +194,7 @@ impl OpenOperation {
             end,
             network: self.network,
             captured: self.enqueue.captured,
+            completed: ended || self.untimed,
         }
     }
 }

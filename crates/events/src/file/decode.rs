@@ -232,5 +232,6 @@ fn take_operation(decoder: &mut Decoder<'_>, previous: Previous) -> Option<Opera
         end,
         network,
         captured: flags & flag::CAPTURED != 0,
+        completed: flags & flag::COMPLETED != 0,
     })
 }

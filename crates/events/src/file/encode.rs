@@ -116,6 +116,7 @@ fn put_operation(out: &mut Vec<u8>, operation: &Operation, previous: Previous) {
     let set = |condition: bool, flag: u8| if condition { flag } else { 0 };
     let flags = timing
         | set(operation.captured, flag::CAPTURED)
+        | set(operation.completed, flag::COMPLETED)
         | set(operation.peer.is_some(), flag::PEER)
         | set(operation.network.is_some(), flag::NETWORK);
     out.extend([

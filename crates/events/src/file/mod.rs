@@ -89,7 +89,8 @@ mod flag {
     pub(super) const CAPTURED: u8 = 1 << 2;
     pub(super) const PEER: u8 = 1 << 3;
     pub(super) const NETWORK: u8 = 1 << 4;
-    pub(super) const ALL: u8 = TIMING | CAPTURED | PEER | NETWORK;
+    pub(super) const COMPLETED: u8 = 1 << 5;
+    pub(super) const ALL: u8 = TIMING | CAPTURED | PEER | NETWORK | COMPLETED;
 }
 
 /// The operation before, to which differences refer.

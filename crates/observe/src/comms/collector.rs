@@ -250,7 +250,7 @@ impl Collector {
                     self.arrival(operation, position, start);
                 }
             }
-            None => self.unfinished(operation),
+            None => self.untimed(operation),
         }
     }
 
@@ -262,10 +262,14 @@ impl Collector {
         self.busy_until = self.busy_until.max(end);
     }
 
-    fn unfinished(&mut self, operation: &Operation) {
+    /// Counts an operation without a duration.
+    fn untimed(&mut self, operation: &Operation) {
         let time = nanoseconds(operation.enqueued);
         let (first, last) = self.summary.span.unwrap_or((time, time));
         self.summary.span = Some((first.min(time), last.max(time)));
+        if operation.completed {
+            return;
+        }
         self.summary.unfinished += 1;
         if self.summary.in_flight.len() >= MAX_IN_FLIGHT {
             self.summary.in_flight.remove(0);

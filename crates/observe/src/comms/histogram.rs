@@ -235,6 +235,7 @@ mod tests {
             end: duration,
             network: None,
             captured: false,
+            completed: true,
         }
     }
 

@@ -45,6 +45,7 @@ pub(super) fn all_reduce(index: u64, bytes: u64, start: u64, end: u64) -> Operat
         end,
         network: None,
         captured: false,
+        completed: true,
     }
 }
 

@@ -129,19 +129,20 @@ impl<'a> FileTrace<'a> {
     }
 
     fn operation(&mut self, operation: &Operation, out: &mut TraceText) {
-        let in_flight = || {
-            let last = self.file.span.map_or(0, |(_, last)| last);
+        // In flight until the end of the file, unless nothing reported its duration.
+        let untimed = || {
             let start = nanoseconds(operation.enqueued);
-            (start, last.max(start))
+            let last = self.file.span.filter(|_| !operation.completed);
+            (start, last.map_or(start, |(_, last)| last.max(start)))
         };
         let measured = self.clock.span(operation);
-        let (start, end) = measured.unwrap_or_else(in_flight);
+        let (start, end) = measured.unwrap_or_else(untimed);
         let slice = self.slice(false, start, end);
         if slice.end < self.range.from || slice.start > self.range.to {
             return;
         }
         let name = self.names.kind(operation.kind).to_owned();
-        let name = if measured.is_some() { name } else { format!("{name} (no end)") };
+        let name = if operation.completed { name } else { format!("{name} (no end)") };
         let tid = self.tid(operation.communicator, slice, out);
         out.begin_slice(self.pid, tid, slice, &name);
         self.write_args(operation, slice, start, measured.is_some(), out);

@@ -73,6 +73,7 @@ fn overlapping_operations_are_on_several_threads() {
     (last.start, last.end, last.network) = (3_000, 5_000, None);
     let mut hung = send;
     (hung.timing, hung.enqueued, hung.network) = (Timing::None, 4_500, None);
+    hung.completed = false;
     let events = trace(&[(0, "a", vec![send, later, last, hung])], TimeRange::ALL);
     let tids: Vec<u64> = slices(&events).iter().map(|e| e["tid"].as_u64().unwrap()).collect();
     assert_eq!(tids, [1, 33, 2, 1, 2]);
