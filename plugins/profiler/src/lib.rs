@@ -18,4 +18,5 @@ pub mod handle;
 pub mod log;
 pub mod model;
 mod names;
+pub mod pause;
 pub mod session;

@@ -17,6 +17,7 @@ use regatta_events::record::settings::Level;
 use crate::handle::Handle;
 use crate::log::Logger;
 use crate::model::{CommunicatorFacts, Descriptor};
+use crate::pause;
 use crate::session::{self, Opened};
 
 /// NCCL's result of a call. Every function returns success: a profiler must not fail the job.
@@ -175,7 +176,7 @@ unsafe fn init(
         // The mask is that of the whole process.
         Opened::Skipped => {}
         Opened::Recorded(session, communicator) => {
-            *activation = mask(session.level, version);
+            pause::set_mask(activation, mask(session.level, version));
             *context = std::ptr::without_provenance_mut(communicator as usize);
         }
     }
