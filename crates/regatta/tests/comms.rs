@@ -9,7 +9,9 @@ use regatta_events::operation::{
     Algorithm, ClockSync, Communicator, DataType, Network, Operation, OperationKind, Process,
     Protocol, Source, Timing,
 };
-use regatta_events::record::settings::file_stem;
+use regatta_events::record::Recorder;
+use regatta_events::record::raw::{Enqueue, OpenCommunicator, RawEvent, fixed_name};
+use regatta_events::record::settings::{Settings, file_stem};
 use regatta_events::status::{CommunicatorStatus, CurrentOperation, Status, encode_slot};
 use regatta_measure::bus_bandwidth;
 use regatta_observe::comms::bandwidth::bus_factor;
@@ -337,6 +339,60 @@ fn status_shows_the_collective_in_flight() {
     let json: Value = run_in(&folder, "comms run --status --json").json();
     assert_eq!(json["rows"][0]["completed"], 7);
     assert_eq!(json["rows"][0]["current"]["index"], 7);
+}
+
+/// Records three all-reduces as the plug-in does: the GPU's clock is an hour ahead.
+fn record(folder: &TempDir, rank: u32, late: u64) {
+    const AHEAD: u64 = 3600 * SECOND;
+    let process = Process { world_size: Some(2), ..process(rank, 0) };
+    let process = Process { host: "node0".to_owned(), boot_id: "boot".to_owned(), ..process };
+    let recorder = Recorder::start(Settings::new(folder.join("run/comms"), process)).unwrap();
+    let communicator = recorder.next_communicator();
+    let name = fixed_name(b"world");
+    let open = OpenCommunicator { communicator, id: 9, ranks: 2, nodes: 1, rank, name };
+    recorder.push(RawEvent::Open(open));
+    for index in 0..3 {
+        let operation = recorder.next_operation();
+        let enqueued = START + index * 1_000_000;
+        recorder.push(RawEvent::Enqueue(Enqueue {
+            operation,
+            communicator,
+            time: enqueued,
+            sequence: index,
+            kind: OperationKind::AllReduce,
+            dtype: DataType::F32,
+            algorithm: Algorithm::Other(recorder.name("NEW_ALGORITHM")),
+            protocol: Protocol::Ll,
+            channels: 1,
+            peer: -1,
+            count: 1000,
+            captured: false,
+        }));
+        let (start, end) = (enqueued + 10_000 + late, enqueued + 100_000);
+        recorder.push(RawEvent::Start { operation, time: start, device_time: start + AHEAD });
+        recorder.push(RawEvent::End { operation, time: end + 500, device_time: end + AHEAD });
+    }
+    assert!(recorder.stop(std::time::Duration::from_secs(60)));
+}
+
+#[test]
+fn files_of_the_recorder_are_read() {
+    let folder = TempDir::new();
+    record(&folder, 0, 0);
+    record(&folder, 1, 20_000);
+    let json: Value = run_in(&folder, "comms run --json").json();
+    assert_eq!(json["warnings"].as_array().unwrap().len(), 0, "{}", json["warnings"]);
+    let row = &json["histogram"][0];
+    assert_eq!((row["size_bytes"].as_u64(), row["collectives"].as_u64()), (Some(4000), Some(3)));
+    assert_eq!(
+        (row["mean_us"].as_f64(), row["transfer"]["mean_us"].as_f64()),
+        (Some(80.0), Some(70.0))
+    );
+    assert_eq!(row["variants"][0]["algorithm"], "NEW_ALGORITHM");
+    let late = &json["ranks"][0];
+    assert_eq!((late["rank"].as_u64(), late["last"].as_u64()), (Some(1), Some(2)));
+    assert_eq!(late["mean_delay_us"].as_f64(), Some(20.0));
+    run_in(&folder, "comms run --status").assert_ok(["world", "ended"]);
 }
 
 #[test]
