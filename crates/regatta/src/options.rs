@@ -78,10 +78,10 @@ pub struct SourceArgs {
     pub nodes: Option<u32>,
     /// Use this site profile instead of the detected one
     #[arg(long, value_name = "NAME")]
-    pub profile: Option<String>,
+    pub site: Option<String>,
     /// Read additional site profiles from a TOML file (repeatable)
     #[arg(long, value_name = "FILE")]
-    pub profile_file: Vec<PathBuf>,
+    pub site_file: Vec<PathBuf>,
 }
 
 /// The job's size and binding.

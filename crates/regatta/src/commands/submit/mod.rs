@@ -108,12 +108,12 @@ pub struct SubmitArgs {
     require_net: Option<String>,
 
     /// Site profile: lumi-g, frontier, perlmutter, polaris, aurora, alps, jupiter, marenostrum5-acc,
-    /// el-capitan, or one of --profile-file [default: detected]
-    #[arg(long, value_name = "NAME", visible_alias = "profile", help_heading = "Site")]
+    /// el-capitan, or one of --site-file [default: detected]
+    #[arg(long, value_name = "NAME", visible_alias = "site", help_heading = "Site")]
     system: Option<String>,
     /// Read additional site profiles from a TOML file (repeatable)
     #[arg(long, value_name = "FILE", help_heading = "Site")]
-    profile_file: Vec<PathBuf>,
+    site_file: Vec<PathBuf>,
     /// Scheduler to write the script for [default: the site's, else the one that is installed]
     #[arg(long, value_name = "NAME", value_parser = one_of(&SCHEDULERS), help_heading = "Site")]
     scheduler: Option<BatchScheduler>,
@@ -175,7 +175,7 @@ The site's requirements are in its profile: whole nodes, GPUs, network options, 
 
 /// Runs the command.
 pub fn run(args: &SubmitArgs) -> Result<()> {
-    let site = Site::detect(args.system.as_deref(), &args.profile_file)?;
+    let site = Site::detect(args.system.as_deref(), &args.site_file)?;
     let scheduler = site.scheduler(args.scheduler)?;
     let mut job = batch_job(args, &site, scheduler)?;
     if args.dry_run {
@@ -296,11 +296,11 @@ fn batch_job(args: &SubmitArgs, site: &Site, scheduler: BatchScheduler) -> Resul
 fn launch_options(args: &SubmitArgs, site: &Site) -> Result<Vec<String>> {
     let mut options = Vec::new();
     if site.is_known {
-        options.extend(["--profile".to_owned(), site.profile.name.clone()]);
+        options.extend(["--site".to_owned(), site.profile.name.clone()]);
     }
-    for file in &args.profile_file {
+    for file in &args.site_file {
         let path = std::path::absolute(file)?.into_os_string();
-        options.extend(["--profile-file".to_owned(), utf8(path)?]);
+        options.extend(["--site-file".to_owned(), utf8(path)?]);
     }
     for name in &args.without {
         options.extend(["--without".to_owned(), name.clone()]);
