@@ -1,3 +1,4 @@
 //! What a job did, read from what it wrote. Nothing in this crate does I/O: text in, report out.
 
+pub mod comms_status;
 pub mod net_log;
