@@ -8,6 +8,7 @@ use std::time::Duration;
 use anstyle::{AnsiColor, Style};
 use clap::builder::Styles;
 use clap::{Args, Parser, Subcommand};
+use regatta_events::record::settings::Level;
 use regatta_launch::agent_launcher::command::AgentLauncher;
 use regatta_launch::supervisor::JobLimits;
 use regatta_launch::wrap::Wrap;
@@ -22,7 +23,9 @@ use crate::commands::doctor::{self, DoctorArgs};
 use crate::commands::eval::{self, EvalArgs};
 use crate::commands::generate::{self, GenerateArgs};
 use crate::commands::jobs::{self, JobsArgs};
+use crate::commands::launch::profile::LEVELS;
 use crate::commands::net_log::{self, NetLogArgs};
+use crate::commands::plugin::{self, PluginArgs};
 use crate::commands::runs::{self, RunsArgs};
 use crate::commands::submit::{self, SubmitArgs};
 use crate::commands::train::{self, TrainArgs};
@@ -102,6 +105,9 @@ pub enum Command {
     /// Show which network NCCL or RCCL used, from the logs of a job
     #[command(after_long_help = net_log::EXAMPLES)]
     NetLog(NetLogArgs),
+    /// Install the NCCL plug-ins of this program for use without `regatta launch`
+    #[command(after_long_help = plugin::EXAMPLES)]
+    Plugin(PluginArgs),
     /// Train a GPT or Llama model on one device or many, with a live dashboard
     #[command(after_long_help = train::args::EXAMPLES)]
     Train(Box<TrainArgs>),
@@ -185,6 +191,8 @@ Examples:
                                                 restart on failure; replace lost nodes by spares
   salloc -N 16 regatta launch --require-net cxi/GDRDMA python train.py
                                                 end at once if NCCL falls back to TCP
+  salloc -N 16 regatta launch --profile --hang-timeout 600 python train.py
+                                                record collectives; name the rank that hangs
   salloc -N 18 regatta launch --preflight --spares 2 python train.py
                                                 check the nodes first, and replace bad ones
   srun $(regatta map -N 2 --format srun) regatta launch python train.py
@@ -300,7 +308,8 @@ pub struct LaunchArgs {
     /// Ranks to apply --wrap to, as in 0,4-7 [default: all]
     #[arg(long, value_name = "RANKS", requires = "wrap", help_heading = "Launch")]
     pub wrap_ranks: Option<CpuSet>,
-    /// Fail the job if no rank writes output or uses CPU time for this many seconds
+    /// Fail the job if no rank writes output or uses CPU time for this many seconds or, with --profile,
+    /// if a collective is in flight without progress for this long
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = at_least::<u64>(1), help_heading = "Launch")]
     pub hang_timeout: Option<u64>,
     /// Seconds between SIGTERM and SIGKILL when ranks are stopped [default: 30; for the ranks of
@@ -316,6 +325,11 @@ pub struct LaunchArgs {
     /// RDMA
     #[arg(long, value_name = "NAME", value_parser = net_log::requirement, help_heading = "Network")]
     pub require_net: Option<Requirement>,
+    /// Record every collective of NCCL or RCCL, for `regatta comms` and for the hang report, which then
+    /// names the rank that is missing from a collective; the files go to the folder `comms` of the run
+    /// folder
+    #[arg(long, value_name = "LEVEL", num_args = 0..=1, require_equals = true, default_missing_value = "network", value_parser = one_of(&LEVELS), help_heading = "Profile")]
+    pub profile: Option<Level>,
     /// Check all nodes first, like `regatta doctor`: bad nodes are replaced by spares, and nothing is
     /// started without enough good ones
     #[arg(long, help_heading = "Nodes")]

@@ -10,6 +10,7 @@ mod isolated;
 mod options;
 mod output;
 mod plan;
+mod plugins;
 mod sanitize;
 mod shell;
 mod system;
@@ -62,6 +63,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Bench(args) => commands::bench::run(*args),
         Command::Doctor(args) => commands::doctor::run(&args),
         Command::NetLog(args) => commands::net_log::run(&args),
+        Command::Plugin(args) => commands::plugin::run(&args).map(success),
         Command::Train(args) => commands::train::run(&args),
         Command::Generate(args) => commands::generate::run(&args).map(success),
         Command::Eval(args) => commands::eval::run(&args).map(success),

@@ -18,6 +18,7 @@ pub mod man;
 pub mod map;
 pub mod model_args;
 pub mod net_log;
+pub mod plugin;
 pub mod rank_events;
 pub mod rank_worker;
 pub mod reporter_output;
