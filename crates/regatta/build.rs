@@ -40,8 +40,9 @@ fn build_profiler() -> PathBuf {
     let mut cargo = Command::new(variable("CARGO"));
     cargo.args(["build", "--quiet", "--lib", "--release", "--manifest-path"]);
     cargo.arg(Path::new(SOURCES[0]).join("Cargo.toml"));
-    // Its dependencies are among those of this package, which are here already.
-    cargo.args(["--locked", "--offline"]);
+    // Its dependencies are among those of this package, which are here already, and the build of this
+    // package has checked the version of Rust, or was told not to.
+    cargo.args(["--locked", "--offline", "--ignore-rust-version"]);
     // NCCL needs the dynamic symbols only.
     cargo.args(["--config", "profile.release.strip=\"symbols\""]);
     cargo.args(["--config", "profile.release.codegen-units=1"]);
