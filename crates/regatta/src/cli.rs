@@ -8,7 +8,6 @@ use std::time::Duration;
 use anstyle::{AnsiColor, Style};
 use clap::builder::Styles;
 use clap::{Args, Parser, Subcommand};
-use regatta_events::record::settings::Level;
 use regatta_launch::agent_launcher::command::AgentLauncher;
 use regatta_launch::supervisor::JobLimits;
 use regatta_launch::wrap::Wrap;
@@ -23,13 +22,14 @@ use crate::commands::doctor::{self, DoctorArgs};
 use crate::commands::eval::{self, EvalArgs};
 use crate::commands::generate::{self, GenerateArgs};
 use crate::commands::jobs::{self, JobsArgs};
-use crate::commands::launch::profile::LEVELS;
 use crate::commands::net_log::{self, NetLogArgs};
 use crate::commands::plugin::{self, PluginArgs};
 use crate::commands::runs::{self, RunsArgs};
 use crate::commands::submit::{self, SubmitArgs};
 use crate::commands::train::{self, TrainArgs};
-use crate::options::{JobArgs, NamedValue, RankEnvArgs, SourceArgs, at_least, one_of, positive};
+use crate::options::{
+    JobArgs, NamedValue, ProfileArgs, RankEnvArgs, SourceArgs, at_least, one_of, positive,
+};
 
 /// Style of errors.
 pub const ERROR: Style = AnsiColor::Red.on_default().bold();
@@ -105,7 +105,7 @@ pub enum Command {
     /// Show which network NCCL or RCCL used, from the logs of a job
     #[command(after_long_help = net_log::EXAMPLES)]
     NetLog(NetLogArgs),
-    /// Install the NCCL plug-ins of this program for use without `regatta launch`
+    /// Check plug-ins of NCCL and RCCL, or install the profiler of this program
     #[command(after_long_help = plugin::EXAMPLES)]
     Plugin(PluginArgs),
     /// Train a GPT or Llama model on one device or many, with a live dashboard
@@ -325,11 +325,8 @@ pub struct LaunchArgs {
     /// RDMA
     #[arg(long, value_name = "NAME", value_parser = net_log::requirement, help_heading = "Network")]
     pub require_net: Option<Requirement>,
-    /// Record every collective of NCCL or RCCL, for `regatta comms` and for the hang report, which then
-    /// names the rank that is missing from a collective; the files go to the folder `comms` of the run
-    /// folder
-    #[arg(long, value_name = "LEVEL", num_args = 0..=1, require_equals = true, default_missing_value = "network", value_parser = one_of(&LEVELS), help_heading = "Profile")]
-    pub profile: Option<Level>,
+    #[command(flatten)]
+    pub profile: ProfileArgs,
     /// Check all nodes first, like `regatta doctor`: bad nodes are replaced by spares, and nothing is
     /// started without enough good ones
     #[arg(long, help_heading = "Nodes")]

@@ -63,7 +63,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Bench(args) => commands::bench::run(*args),
         Command::Doctor(args) => commands::doctor::run(&args),
         Command::NetLog(args) => commands::net_log::run(&args),
-        Command::Plugin(args) => commands::plugin::run(&args).map(success),
+        Command::Plugin(args) => commands::plugin::run(&args),
         Command::Train(args) => commands::train::run(&args),
         Command::Generate(args) => commands::generate::run(&args).map(success),
         Command::Eval(args) => commands::eval::run(&args).map(success),

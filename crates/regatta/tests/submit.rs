@@ -145,6 +145,12 @@ fn errors_name_the_option() {
     let lumi = "--system lumi-g -A a --check-net --require-net cxi/GDRDMA -- ./a";
     let options = "launch --site lumi-g --check-net --require-net cxi/GDRDMA --run-dir";
     assert_contains(dry_run(&folder, lumi).ok(), options);
+    let profile = dry_run(&folder, "--system lumi-g -A a --profile -- ./a").ok();
+    assert_contains(profile, "launch --site lumi-g --profile=network --run-dir");
+    let aurora = "--system aurora -A a -q debug -t 1h --profile=steps -- ./a";
+    assert_contains(error(aurora), "for oneCCL, which loads no profiler plug-in");
+    let profile = "--system lumi-g -A a --profile -- regatta train";
+    assert_contains(error(profile), "--profile is for programs");
     run_line("submit -t 30 -- ./a").assert_usage_error("invalid value '30' for '--time <LIMIT>'");
     let missing = run_line("submit --dry-run").assert_code(2);
     assert_contains(missing.err, "COMMAND");

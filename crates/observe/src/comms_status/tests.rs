@@ -89,13 +89,13 @@ fn rank_that_did_not_arrive_is_named_with_the_collective() {
 fn rank_without_a_status_or_communicator_did_not_arrive() {
     let mut statuses = world(Vec::new());
     assert!(
-        judged(4, &statuses)[0].message.starts_with(
-            "rank 3 on n1 (without this communicator) did not arrive at all-reduce 57"
-        )
+        judged(4, &statuses)[0]
+            .message
+            .starts_with("rank 3 on n1 (no such communicator) did not arrive at all-reduce 57")
     );
     statuses.pop();
     let findings = judged(4, &statuses);
-    assert!(findings[0].message.starts_with("rank 3 on n1 (without a status) did not arrive"));
+    assert!(findings[0].message.starts_with("rank 3 on n1 (no status: no communicator, or "));
     assert_eq!(findings[0].ranks, BTreeSet::from([3]));
     // With two unknown ranks, nothing tells which one it is.
     assert!(judged(6, &statuses)[0].ranks.is_empty());

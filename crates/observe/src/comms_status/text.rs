@@ -39,8 +39,8 @@ impl Names<'_> {
     pub fn without(&self, ranks: &BTreeSet<u32>) -> String {
         let is_silent = ranks.iter().all(|rank| !self.groups.known.contains_key(rank));
         let why = match is_silent {
-            true => "without a status",
-            false => "without this communicator",
+            true => "no status: no communicator, or the node does not see the run folder",
+            false => "no such communicator",
         };
         format!("{} ({why})", self.with_hosts(ranks))
     }

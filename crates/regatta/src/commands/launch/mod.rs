@@ -170,7 +170,7 @@ fn become_rank(args: &LaunchArgs, discovery: Discovery, rank: u32) -> Result<Exi
              start it without srun or mpiexec, or set NCCL_DEBUG=INFO and read the log with `regatta net-log`"
         );
     }
-    if args.profile.is_some() {
+    if args.profile.level.is_some() {
         bail!(
             "--profile needs one `regatta launch` for the whole job, not one per rank: start it without \
              srun or mpiexec, or install the plug-in with `regatta plugin install`"

@@ -16,7 +16,7 @@ use regatta_observe::comms_status::{Finding, Role};
 use super::rank_specs::{LaunchPlan, env_var};
 use super::status_watch::StatusWatch;
 use crate::cli::{FAINT, LaunchArgs};
-use crate::options::NamedValue;
+use crate::options::LEVELS;
 use crate::{output, plugins};
 
 /// Environment variable with the path of NCCL's and RCCL's profiler plug-in.
@@ -26,23 +26,23 @@ pub const FOLDER: &str = "comms";
 /// Most operations of a hang that `result.json` lists.
 const MAX_OPERATIONS: usize = 64;
 
-/// What is recorded.
-pub const LEVELS: [NamedValue<Level>; 3] = [
-    ("operations", Level::Operations, "Collectives and messages with their time on the GPU"),
-    ("network", Level::Network, "Also the time of their network transfers (default)"),
-    ("steps", Level::Steps, "Also each step of a transfer; with some overhead"),
-];
+/// Name of a level.
+pub fn level_name(level: Level) -> &'static str {
+    LEVELS.iter().find(|(_, value, _)| *value == level).map_or("", |(name, ..)| name)
+}
 
 /// Sets the variables of all ranks, for a folder of event files that has the plug-in, too.
 pub fn set_variables(args: &LaunchArgs, plan: &mut LaunchPlan, folder: PathBuf) -> Result<()> {
-    let Some(level) = args.profile else { return Ok(()) };
+    let Some(level) = args.profile.level else { return Ok(()) };
     let library = folder.join(plugins::PROFILER_NAME);
     let [Some(folder), Some(library)] = [folder.to_str(), library.to_str()] else {
         bail!("--profile needs a run folder whose path is UTF-8: pass --run-dir")
     };
-    let level = LEVELS.iter().find(|(_, value, _)| *value == level).map_or("", |(name, ..)| name);
-    let variables =
-        [(PLUGIN_VARIABLE, library), (FOLDER_VARIABLE, folder), (LEVEL_VARIABLE, level)];
+    let variables = [
+        (PLUGIN_VARIABLE, library),
+        (FOLDER_VARIABLE, folder),
+        (LEVEL_VARIABLE, level_name(level)),
+    ];
     for (name, value) in variables {
         check_user_value(name, plan.job.env.get(name), value)?;
         for rank in &mut plan.ranks {
@@ -70,7 +70,7 @@ pub fn prepare(
     plan: &mut LaunchPlan,
     folder: &RunFolder,
 ) -> Result<Option<StatusWatch>> {
-    if args.profile.is_none() {
+    if args.profile.level.is_none() {
         return Ok(None);
     }
     let path = std::path::absolute(folder.path()).context("path of the run folder")?.join(FOLDER);
@@ -149,7 +149,7 @@ fn operation(finding: Finding) -> StalledOperation {
 
 /// Prints the command that shows what was recorded.
 pub fn print_hint(args: &LaunchArgs, folder: &RunFolder) {
-    if args.profile.is_some() && has_events(folder) {
+    if args.profile.level.is_some() && has_events(folder) {
         let path = crate::shell::quote(&folder.path().to_string_lossy());
         output::eprint(&format!("{FAINT}collectives: regatta comms {path}{FAINT:#}\n"));
     }

@@ -1,8 +1,8 @@
-//! `regatta plugin`: the NCCL plug-ins of this program.
+//! `regatta plugin`: plug-ins of NCCL and RCCL.
 
 mod install;
 
-use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
@@ -10,6 +10,7 @@ use clap::{Args, Subcommand};
 /// `regatta plugin`.
 #[derive(Debug, Args)]
 pub struct PluginArgs {
+    /// Action
     #[command(subcommand)]
     command: PluginCommand,
 }
@@ -17,22 +18,16 @@ pub struct PluginArgs {
 #[derive(Debug, Subcommand)]
 enum PluginCommand {
     /// Write the profiler plug-in to a folder, and print the variables that load it
-    Install {
-        /// Folder for the plug-in, on a file system that all nodes of a job see
-        #[arg(value_name = "FOLDER")]
-        folder: PathBuf,
-    },
+    #[command(after_long_help = install::EXAMPLES)]
+    Install(install::InstallArgs),
 }
 
 /// Examples in the help.
-pub const EXAMPLES: &str = "\
-Examples:
-  regatta plugin install ~/lib                  write the profiler plug-in, and print its variables
-  regatta launch --profile python train.py      without an installation, under `regatta launch`";
+pub const EXAMPLES: &str = install::EXAMPLES;
 
 /// Runs the command.
-pub fn run(args: &PluginArgs) -> Result<()> {
+pub fn run(args: &PluginArgs) -> Result<ExitCode> {
     match &args.command {
-        PluginCommand::Install { folder } => install::run(folder),
+        PluginCommand::Install(args) => install::run(args),
     }
 }

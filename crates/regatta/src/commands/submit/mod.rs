@@ -18,8 +18,9 @@ use regatta_place::batch::{
 };
 use regatta_place::site_profile::Profile;
 
+use crate::commands::launch::profile;
 use crate::commands::net_log;
-use crate::options::{MAX_NODES, NamedValue, one_of, positive};
+use crate::options::{MAX_NODES, NamedValue, ProfileArgs, one_of, positive};
 use crate::sanitize::sanitize;
 use crate::{output, shell};
 use record::JobRecord;
@@ -106,6 +107,8 @@ pub struct SubmitArgs {
     /// plug-in by its name; NAME/GDRDMA also requires GPUDirect RDMA
     #[arg(long, value_name = "NAME", value_parser = network, help_heading = "Program")]
     require_net: Option<String>,
+    #[command(flatten)]
+    profile: ProfileArgs,
 
     /// Site profile: lumi-g, frontier, perlmutter, polaris, aurora, alps, jupiter, marenostrum5-acc,
     /// el-capitan, or one of --site-file [default: detected]
@@ -254,6 +257,7 @@ fn batch_job(args: &SubmitArgs, site: &Site, scheduler: BatchScheduler) -> Resul
         ("--ranks-per-node", args.ranks_per_node.is_some()),
         ("--check-net", args.check_net),
         ("--require-net", args.require_net.is_some()),
+        (batch::PROFILE, args.profile.level.is_some()),
     ];
     let given = for_programs.iter().find(|(_, is_given)| *is_given);
     if let Some((option, _)) = given.filter(|_| !matches!(kind, RunKind::Program | RunKind::Launch))
@@ -313,6 +317,9 @@ fn launch_options(args: &SubmitArgs, site: &Site) -> Result<Vec<String>> {
     }
     if let Some(name) = &args.require_net {
         options.extend([batch::REQUIRE_NET.to_owned(), name.clone()]);
+    }
+    if let Some(level) = args.profile.level {
+        options.push(format!("{}={}", batch::PROFILE, profile::level_name(level)));
     }
     Ok(options)
 }
