@@ -11,7 +11,7 @@ fn rank_of_a_job() {
 }
 
 #[test]
-fn rank_that_hangs_is_named_with_its_node() {
+fn rank_that_hangs_is_named_and_nodes_without_the_run_folder_record_locally() {
     let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(2)) else { return };
     let salloc = ["--quiet", "-N2", REGATTA, "launch", "--ranks-per-node", "2", "--oversubscribe"];
     let options = ["--run-dir", "run", "--profile", "--hang-timeout", "2", "--"];
@@ -26,4 +26,15 @@ fn rank_that_hangs_is_named_with_its_node() {
     let result: serde_json::Value = from_json(&result);
     assert_eq!(result["collectives"][0]["ranks"], serde_json::json!([3]), "{result}");
     assert!(cluster.leftovers().unwrap().is_empty(), "the ranks were ended");
+
+    // Each host has its own /tmp.
+    let script = "test -x \"$NCCL_PROFILER_PLUGIN\" && echo recorded in $REGATTA_PROFILE";
+    let options = ["--run-dir", "/tmp/run", "--profile", "--", "sh", "-c", script];
+    let words = salloc.iter().chain(&options);
+    let output = run(&mut cluster.login("salloc", words)).unwrap().expect_success();
+    assert!(output.stdout.contains("recorded in /tmp/regatta-comms-"), "{output:?}");
+    let warning = "node2: this node does not see the run folder: the collectives of its ranks are \
+                   recorded in /tmp/regatta-comms-";
+    assert!(output.stderr.contains(warning), "{output:?}");
+    assert!(!output.stderr.contains("recorded nothing"), "{output:?}");
 }

@@ -23,6 +23,8 @@ use crate::{output, plugins};
 pub const PLUGIN_VARIABLE: &str = "NCCL_PROFILER_PLUGIN";
 /// Folder of the event files in the run folder.
 pub const FOLDER: &str = "comms";
+/// Part of the warning about a node that records to a folder of its own.
+const NOT_SEEN: &str = "this node does not see the run folder";
 /// Most operations of a hang that `result.json` lists.
 const MAX_OPERATIONS: usize = 64;
 
@@ -98,12 +100,12 @@ pub fn record_on_node(specs: &mut [RankSpec]) -> Option<String> {
     }
     Some(match folder {
         Ok(folder) => format!(
-            "this node does not see the run folder: the collectives of its ranks are recorded in {} \
+            "{NOT_SEEN}: the collectives of its ranks are recorded in {} \
              there, and the hang report does not know them",
             folder.display()
         ),
         Err(error) => format!(
-            "this node does not see the run folder, and the collectives of its ranks are not \
+            "{NOT_SEEN}, and the collectives of its ranks are not \
              recorded: {error}"
         ),
     })
@@ -129,7 +131,9 @@ pub fn finish(watch: StatusWatch, folder: &RunFolder, result: &mut RunResult) {
     if result.exit_code != 0 && !result.is_stopped_early() {
         let findings = watch.judge(result.hang.is_some());
         result.collectives = findings.into_iter().take(MAX_OPERATIONS).map(operation).collect();
-    } else if result.exit_code == 0 && !has_events(folder) {
+    }
+    let is_elsewhere = result.notes.iter().any(|note| note.contains(NOT_SEEN));
+    if result.exit_code == 0 && !is_elsewhere && !has_events(folder) {
         result.notes.push(
             "--profile recorded nothing: the job created no NCCL or RCCL communicator, or its library \
              did not load the plug-in, which needs NCCL 2.26 or newer (NCCL_DEBUG=INFO shows why)"
