@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use regatta_discover::{hostfile, hwloc, job_state};
-use regatta_doctor::collect::exported_symbols;
+use regatta_doctor::collect::{dynamic, exported_symbols, library_version, parse_ld_cache};
 use regatta_doctor::{Diagnosis, JobFacts};
 use regatta_launch::agents::agent_state::{AgentInput, AgentState, AgentTimeouts};
 use regatta_launch::agents::message::{Downstream, Registration, Upstream, decode};
@@ -41,7 +41,7 @@ pub enum Body {
 }
 
 /// The targets by name; each has a corpus folder of the same name.
-pub const TARGETS: [(&str, Body); 19] = [
+pub const TARGETS: [(&str, Body); 20] = [
     ("hostlist", Body::Text(host_list)),
     ("cpuset", Body::Text(cpuset)),
     ("hostfile", Body::Text(host_file)),
@@ -60,6 +60,7 @@ pub const TARGETS: [(&str, Body); 19] = [
     ("safetensors", Body::Bytes(safetensors)),
     ("net_log", Body::Bytes(net_log)),
     ("elf_symbols", Body::Bytes(elf_symbols)),
+    ("ld_cache", Body::Bytes(ld_cache)),
     ("doctor_facts", Body::Text(doctor_facts)),
 ];
 
@@ -102,14 +103,34 @@ fn doctor_facts(text: &str) {
     assert!(diagnosis.bad_nodes.len() <= diagnosis.nodes);
 }
 
-/// Exported symbols of a shared library are names in its file, which end with a zero.
+/// Exported symbols and needed libraries of a shared library are names in its file, which end with a
+/// zero. Versions of NCCL are numbers.
 fn elf_symbols(data: &[u8]) {
-    let symbols = checked(exported_symbols(data), &String::from_utf8_lossy(data));
-    for symbol in symbols.into_iter().flatten() {
-        assert!(!symbol.is_empty() && !symbol.contains('\0'));
-        let start = symbol.as_ptr().addr() - data.as_ptr().addr();
-        assert_eq!(data[start + symbol.len()], 0);
+    let text = String::from_utf8_lossy(data);
+    let symbols = checked(exported_symbols(data), &text);
+    let dynamic = checked(dynamic(data), &text).unwrap_or_default();
+    let names = [dynamic.soname, dynamic.rpath, dynamic.runpath].into_iter().flatten();
+    for name in symbols.into_iter().flatten().chain(dynamic.needed).chain(names) {
+        assert_is_string_of(name, data);
     }
+    if let Some((_, version)) = written(library_version(data)) {
+        assert!(version.contains('.') && version.len() <= 32);
+    }
+}
+
+/// Names and paths of the loader's cache are strings in its file.
+fn ld_cache(data: &[u8]) {
+    for (name, paths) in parse_ld_cache(data) {
+        assert!(!paths.is_empty());
+        paths.into_iter().chain([name]).for_each(|text| assert_is_string_of(text, data));
+    }
+}
+
+/// Asserts that a text is a string of the file that ends with a zero.
+fn assert_is_string_of(text: &str, data: &[u8]) {
+    assert!(!text.is_empty() && !text.contains('\0'));
+    let start = text.as_ptr().addr() - data.as_ptr().addr();
+    assert_eq!(data[start + text.len()], 0);
 }
 
 /// Jobs in the output of any scheduler's command have an ID, and reasons are single lines.

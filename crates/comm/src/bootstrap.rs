@@ -52,7 +52,7 @@ pub fn listen(at: SocketAddr) -> std::io::Result<TcpListener> {
 
 /// Connects this rank with all others over the network.
 pub fn join(config: BootstrapConfig) -> Result<Communicator> {
-    Ok(Communicator::new(Box::new(engine(config)?)))
+    Ok(Communicator::recorded(Box::new(engine(config)?)))
 }
 
 /// The engine of [`join`].

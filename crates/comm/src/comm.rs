@@ -54,6 +54,9 @@ pub trait Comm: Send + Sync {
     /// (`MPI_Comm_split`). All ranks must call it; a rank with `None` gets no communicator.
     fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>>;
 
+    /// Names the communicator, for recorded events.
+    fn set_name(&self, _name: &str) {}
+
     /// Allocates host memory from which collectives may need one copy less.
     fn buffer(&self, bytes: usize) -> Buffer {
         Buffer::zeroed(bytes)
@@ -91,6 +94,10 @@ macro_rules! delegate_queries {
 
         fn peer(&self, rank: u32) -> $crate::error::Peer {
             self.inner.peer(rank)
+        }
+
+        fn set_name(&self, name: &str) {
+            self.inner.set_name(name);
         }
 
         fn buffer(&self, bytes: usize) -> $crate::Buffer {

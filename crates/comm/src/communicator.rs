@@ -18,6 +18,7 @@ use crate::control::CommMonitor;
 use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn, OnStreamFn};
 use crate::error::Peer;
 use crate::event::CompleteOnDrop;
+use crate::recording;
 use crate::{Call, CallKind, Comm, CommError, Counts, DType, Event, OwnedCall, Pending, Result};
 
 /// How often the worker thread checks calls in flight on a device stream. A host thread that waits
@@ -264,6 +265,11 @@ impl Communicator {
         }
     }
 
+    /// A communicator that records its calls if `REGATTA_PROFILE` names a folder.
+    pub fn recorded(engine: BoxEngine) -> Self {
+        Self::new(recording::recorded(engine))
+    }
+
     /// The transports in use, human-readable; empty if the engine does not name them.
     pub fn transport_name(&self) -> &str {
         &self.transport_name
@@ -368,6 +374,15 @@ impl Comm for Communicator {
     fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>> {
         let engine = self.in_turn(|engine| engine.split(colour, key))?;
         Ok(engine.map(|engine| Box::new(Self::new(engine)) as Box<dyn Comm>))
+    }
+
+    fn set_name(&self, name: &str) {
+        let named = self.in_turn(|engine| {
+            engine.set_name(name);
+            Ok(())
+        });
+        // A failed communicator needs no name.
+        drop(named);
     }
 
     fn buffer(&self, bytes: usize) -> Buffer {

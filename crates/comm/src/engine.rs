@@ -94,6 +94,9 @@ pub trait Engine: Send {
     /// The engine of a sub-communicator, as [`Comm::split`](crate::Comm::split).
     fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>>;
 
+    /// Names its communicator, for recorded events.
+    fn set_name(&mut self, _name: &str) {}
+
     /// The allocator for its buffers.
     fn allocator(&self) -> Allocator {
         Allocator::default()

@@ -59,7 +59,7 @@ pub fn join(config: BootstrapConfig) -> Result<Communicator> {
 pub fn join_with(config: BootstrapConfig, chunk_bytes: usize) -> Result<Communicator> {
     let shm_naming = ShmNaming::new(&config, chunk_bytes);
     let world = bootstrap::engine(config)?;
-    Ok(Communicator::new(Hierarchical::build(world, shm_naming)?))
+    Ok(Communicator::recorded(Hierarchical::build(world, shm_naming)?))
 }
 
 /// Communicators of ranks that are threads of this process, as on one node, for tests.

@@ -49,8 +49,13 @@ struct InProcessEngine {
 
 /// The communicators of `size` ranks, one for each thread.
 pub fn world(size: u32) -> Vec<Communicator> {
+    engines(size).into_iter().map(Communicator::new).collect()
+}
+
+/// The engines of `size` ranks.
+pub(crate) fn engines(size: u32) -> Vec<BoxEngine> {
     let world = Arc::new(World::new(size as usize));
-    let rank = |rank| Communicator::new(Box::new(InProcessEngine { rank, world: world.clone() }));
+    let rank = |rank| Box::new(InProcessEngine { rank, world: world.clone() }) as BoxEngine;
     (0..size).map(rank).collect()
 }
 

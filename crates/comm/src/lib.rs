@@ -27,6 +27,7 @@ pub mod in_process;
 pub mod nccl;
 pub mod owned_call;
 mod prefetch;
+pub mod recording;
 pub mod reduce_kernel;
 pub mod reduce_op;
 pub mod reference;

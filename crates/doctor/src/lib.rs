@@ -10,6 +10,7 @@ mod fabric;
 pub mod facts;
 pub mod judge;
 pub mod peers;
+pub mod plugin;
 pub mod simulated;
 #[cfg(test)]
 mod testing;

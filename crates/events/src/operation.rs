@@ -134,6 +134,8 @@ coded_enum! {
         F8E4M3 = 11 "f8e4m3",
         /// fp8 with five exponent bits.
         F8E5M2 = 12 "f8e5m2",
+        /// 16-bit integers.
+        I16 = 13 "i16",
     }
 }
 
@@ -142,7 +144,7 @@ impl DataType {
     pub const fn bytes(self) -> Option<u64> {
         Some(match self {
             Self::I8 | Self::U8 | Self::F8E4M3 | Self::F8E5M2 => 1,
-            Self::F16 | Self::Bf16 => 2,
+            Self::F16 | Self::Bf16 | Self::I16 => 2,
             Self::I32 | Self::U32 | Self::F32 => 4,
             Self::I64 | Self::U64 | Self::F64 => 8,
             Self::Other(_) => return None,

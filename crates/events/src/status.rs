@@ -112,7 +112,7 @@ pub fn encode_slot(status: &Status, generation: u64) -> Vec<u8> {
     }
     out.push(0);
     let payload = (out.len() - SLOT_HEADER) as u32;
-    let checksum = crc32fast::hash(&out[SLOT_HEADER..]);
+    let checksum = checksum(generation, &out[SLOT_HEADER..]);
     out[..8].copy_from_slice(&generation.to_le_bytes());
     out[8..12].copy_from_slice(&payload.to_le_bytes());
     out[12..16].copy_from_slice(&checksum.to_le_bytes());
@@ -136,10 +136,19 @@ fn decode_slot(slot: &[u8]) -> Option<(u64, Status)> {
     let word = |at: usize| Some(u32::from_le_bytes(header.get(at..at + 4)?.try_into().ok()?));
     let generation = u64::from_le_bytes(header.first_chunk().copied()?);
     let payload = rest.get(..word(8)? as usize)?;
-    if word(16)? != MAGIC || word(12)? != crc32fast::hash(payload) {
+    if word(16)? != MAGIC || word(12)? != checksum(generation, payload) {
         return None;
     }
     Some((generation, take_status(&mut Decoder(payload))?))
+}
+
+/// Of the generation, too: a reader may find the generation of a slot that is being written with the
+/// rest of the one before.
+fn checksum(generation: u64, payload: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&generation.to_le_bytes());
+    hasher.update(payload);
+    hasher.finalize()
 }
 
 fn cut(text: &str) -> &str {
@@ -220,4 +229,125 @@ fn take_current(decoder: &mut Decoder<'_>) -> Option<Option<CurrentOperation>> {
         bytes: decoder.u64()?,
         enqueued: decoder.u64()?,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::option;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn current() -> impl Strategy<Value = CurrentOperation> {
+        let numbers = (any::<u64>(), any::<u64>(), any::<u64>(), any::<u64>());
+        (numbers, any::<u8>(), any::<u8>(), option::of(0..u32::MAX), any::<bool>()).prop_map(
+            |((index, count, bytes, enqueued), kind, dtype, peer, started)| CurrentOperation {
+                index,
+                kind: OperationKind::from_code(kind),
+                dtype: DataType::from_code(dtype),
+                peer,
+                count,
+                bytes,
+                enqueued,
+                started,
+            },
+        )
+    }
+
+    fn status() -> impl Strategy<Value = Status> {
+        let communicator = (any::<[u32; 4]>(), any::<[u64; 4]>(), "[a-z]{0,20}").prop_flat_map(
+            |([index, ranks, nodes, rank], [id, enqueued, started, completed], name)| {
+                (option::of(current()), option::of(current())).prop_map(
+                    move |(current, message)| CommunicatorStatus {
+                        communicator: Communicator {
+                            index,
+                            id,
+                            name: name.clone(),
+                            ranks,
+                            nodes,
+                            rank,
+                        },
+                        enqueued,
+                        started,
+                        completed,
+                        current,
+                        message,
+                    },
+                )
+            },
+        );
+        let process = (option::of(0..u32::MAX), any::<u32>(), any::<u32>(), "[a-z0-9]{0,20}")
+            .prop_map(|(rank, restart, pid, host)| StatusProcess { rank, restart, pid, host });
+        (process, any::<[u64; 3]>(), any::<bool>(), vec(communicator, 0..6)).prop_map(
+            |(process, [host_time, realtime, lost], ended, communicators)| Status {
+                process,
+                host_time,
+                realtime,
+                ended,
+                lost,
+                communicators,
+            },
+        )
+    }
+
+    /// Writes a slot as the recorder does.
+    fn write(file: &mut Vec<u8>, generation: u64, slot: &[u8]) {
+        let offset = slot_offset(generation) as usize;
+        file.resize(file.len().max(offset + slot.len()), 0);
+        file[offset..offset + slot.len()].copy_from_slice(slot);
+    }
+
+    proptest! {
+        #[test]
+        fn the_newest_complete_status_is_read(all in vec(status(), 1..5), torn in any::<prop::sample::Index>()) {
+            let mut file = Vec::new();
+            for (generation, status) in all.iter().enumerate() {
+                let slot = encode_slot(status, generation as u64);
+                prop_assert!(slot.len() <= SLOT);
+                // A reader in the middle of a write finds the status before.
+                let mut half = file.clone();
+                write(&mut half, generation as u64, &slot[..torn.index(slot.len() - 1)]);
+                let found = decode(&half);
+                let before = generation.checked_sub(1).and_then(|before| all.get(before));
+                prop_assert!(found.as_ref() == before || found.as_ref() == Some(status));
+                write(&mut file, generation as u64, &slot);
+                prop_assert_eq!(decode(&file), Some(status.clone()));
+            }
+        }
+
+        #[test]
+        fn random_bytes_never_panic(bytes in vec(any::<u8>(), 0..200)) {
+            decode(&bytes);
+            take_status(&mut Decoder(&bytes));
+        }
+    }
+
+    #[test]
+    fn communicators_that_do_not_fit_are_left_out() {
+        let communicator = |index| CommunicatorStatus {
+            communicator: Communicator {
+                index,
+                id: 1,
+                name: "x".repeat(100),
+                ranks: 8,
+                nodes: 1,
+                rank: 0,
+            },
+            enqueued: 1,
+            started: 1,
+            completed: 1,
+            current: None,
+            message: None,
+        };
+        let process = StatusProcess { rank: Some(1), restart: 0, pid: 1, host: "n1".to_owned() };
+        let communicators = (0..1000).map(communicator).collect();
+        let status =
+            Status { process, host_time: 1, realtime: 2, ended: false, lost: 0, communicators };
+        let slot = encode_slot(&status, 7);
+        assert!(slot.len() <= SLOT);
+        let read = decode(&slot).unwrap();
+        assert!((100..1000).contains(&read.communicators.len()));
+        assert_eq!(read.communicators[3].communicator.name, "x".repeat(MAX_NAME));
+    }
 }

@@ -1,4 +1,6 @@
-//! What a job did, read from what it wrote. Nothing in this crate does I/O: text in, report out.
+//! What a job did, read from what it wrote. Nothing in this crate does I/O: text or records in, report
+//! out.
 
+pub mod comms;
 pub mod comms_status;
 pub mod net_log;

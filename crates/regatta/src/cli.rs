@@ -17,6 +17,7 @@ use regatta_place::launcher_options::LauncherSyntax;
 
 use crate::commands::bench::BenchArgs;
 use crate::commands::checkpoint::CheckpointArgs;
+use crate::commands::comms::{self, CommsArgs};
 use crate::commands::data::{self, DataArgs};
 use crate::commands::doctor::{self, DoctorArgs};
 use crate::commands::eval::{self, EvalArgs};
@@ -108,6 +109,9 @@ pub enum Command {
     /// Check plug-ins of NCCL and RCCL, or install the profiler of this program
     #[command(after_long_help = plugin::EXAMPLES)]
     Plugin(PluginArgs),
+    /// Show what a job communicated: message sizes, bandwidths, slow ranks; write a trace
+    #[command(after_long_help = comms::EXAMPLES)]
+    Comms(CommsArgs),
     /// Train a GPT or Llama model on one device or many, with a live dashboard
     #[command(after_long_help = train::args::EXAMPLES)]
     Train(Box<TrainArgs>),

@@ -62,6 +62,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Jobs(args) => commands::jobs::run(&args).map(success),
         Command::Bench(args) => commands::bench::run(*args),
         Command::Doctor(args) => commands::doctor::run(&args),
+        Command::Comms(args) => commands::comms::run(&args),
         Command::NetLog(args) => commands::net_log::run(&args),
         Command::Plugin(args) => commands::plugin::run(&args),
         Command::Train(args) => commands::train::run(&args),

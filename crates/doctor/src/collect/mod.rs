@@ -3,14 +3,18 @@
 //! System files are read through a [`Sysroot`]. System calls, the write tests and NVML are used only
 //! if it is live. Every section has a time limit, because a dead file system or driver blocks forever.
 
+mod collective_library;
 mod device_files;
 mod elf;
 mod file_systems;
+mod ld_cache;
 mod leftovers;
+mod loader;
 mod net_plugin;
 mod nics;
 mod os;
 mod peer_to_peer;
+mod plugin_library;
 mod processes;
 
 use std::path::PathBuf;
@@ -24,10 +28,15 @@ use regatta_model::Machine;
 
 use crate::facts::{DirectoryUse, NodeFacts};
 
-pub use elf::{ElfError, exported_symbols};
+pub use collective_library::{library_version, release_of};
+pub use elf::{Dynamic, ElfError, dynamic, exported_symbols};
+pub use ld_cache::parse_ld_cache;
 pub use leftovers::JobIdentity;
-pub use net_plugin::load_error;
+pub use loader::{Loader, host_machine};
 pub use nics::{NicCounters, add_new_errors, nic_counters};
+pub use plugin_library::{
+    LoadedPlugin, add_loaded, load_library, read_plugin, table_names, table_symbols,
+};
 
 /// What to collect.
 #[derive(Debug, Clone)]

@@ -1,14 +1,13 @@
-//! The network plug-in of NCCL or RCCL: which interface versions it exports, whether it loads.
+//! The network plug-in of NCCL or RCCL: which interface versions it exports.
 
-use std::path::Path;
-
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use regatta_discover::Sysroot;
 use regatta_model::Machine;
 use regatta_model::hash::fnv1a;
 
 use super::elf::exported_symbols;
 use crate::facts::NetPlugin;
+use crate::plugin::PluginKind;
+use crate::plugin::kind::versions;
 
 /// Larger files are not plug-ins.
 const MAX_LEN: u64 = 1 << 30;
@@ -39,7 +38,7 @@ fn inspect(path: String, bytes: &[u8]) -> NetPlugin {
         Ok(symbols) => NetPlugin {
             path,
             digest,
-            net_versions: versions(&symbols, "ncclNetPlugin_v"),
+            net_versions: versions(&symbols, PluginKind::Net.symbol_prefix()),
             collnet_versions: versions(&symbols, "ncclCollNetPlugin_v"),
             other_interfaces: other_interfaces(&symbols),
             load_error: None,
@@ -50,35 +49,12 @@ fn inspect(path: String, bytes: &[u8]) -> NetPlugin {
     }
 }
 
-fn versions(symbols: &[&str], prefix: &str) -> Vec<u32> {
-    let version = |symbol: &&str| symbol.strip_prefix(prefix)?.parse().ok();
-    let mut found: Vec<u32> = symbols.iter().filter_map(version).collect();
-    found.sort_unstable();
-    found.dedup();
-    found
-}
-
 fn other_interfaces(symbols: &[&str]) -> Vec<String> {
-    let kinds = [("tuner", "ncclTunerPlugin_v"), ("profiler", "ncclProfiler_v")];
-    let named = |(kind, prefix): (&str, &str)| -> Vec<String> {
-        versions(symbols, prefix).iter().map(|version| format!("{kind} v{version}")).collect()
+    let named = |kind: PluginKind| -> Vec<String> {
+        let versions = versions(symbols, kind.symbol_prefix());
+        versions.iter().map(|version| format!("{} v{version}", kind.name())).collect()
     };
-    kinds.into_iter().flat_map(named).collect()
-}
-
-/// Loads a library as NCCL does and returns the loader's error. Runs the library's initialisers, which
-/// may start threads or change signal handlers: call it in a process of its own.
-pub fn load_error(path: &Path) -> Option<String> {
-    // SAFETY: initialisers run in a process that does nothing else; the library stays loaded.
-    let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
-    match library {
-        Ok(library) => {
-            // Finalisers of a plug-in that was never used need not be sound.
-            std::mem::forget(library);
-            None
-        }
-        Err(error) => Some(error.to_string()),
-    }
+    [PluginKind::Tuner, PluginKind::Profiler].into_iter().flat_map(named).collect()
 }
 
 #[cfg(test)]
@@ -121,11 +97,5 @@ mod tests {
         assert!(plugin(&tree).load_error.unwrap().contains("No such file"));
         tree.file("/opt/lib/libnccl-net.so", "INPUT(libnccl-net-ofi.so)");
         assert_eq!(plugin(&tree).load_error.as_deref(), Some("not an ELF file"));
-    }
-
-    #[test]
-    fn the_loaders_error_names_the_file() {
-        let error = load_error(Path::new("/nonexistent/libnccl-net.so")).unwrap();
-        assert!(error.contains("/nonexistent/libnccl-net.so"), "{error}");
     }
 }

@@ -9,6 +9,8 @@ use super::majority::Groups;
 use crate::diagnosis::{Check, CheckResult, Verdict};
 use crate::fabric::fabric;
 use crate::facts::{JobFacts, NetPlugin, NodeFacts};
+use crate::plugin::kind::version_list;
+use crate::plugin::{PluginKind, Release};
 
 pub(super) fn judge(facts: &JobFacts) -> CheckResult {
     let mut findings = Findings::default();
@@ -78,13 +80,8 @@ fn judge_plugin(node: &NodeFacts, plugin: &NetPlugin, findings: &mut Findings) {
         let (first, last) = (supported.start(), supported.end());
         let what = format!("{path} exports no version that {library} uses (v{first} to v{last})");
         let fix = format!("install a build of the plug-in for {library}");
-        findings.add(Verdict::Fail, &node.host, what, list(&plugin.net_versions), fix);
+        findings.add(Verdict::Fail, &node.host, what, version_list(&plugin.net_versions), fix);
     }
-}
-
-fn list(versions: &[u32]) -> String {
-    let versions: Vec<String> = versions.iter().map(|version| format!("v{version}")).collect();
-    versions.join(" ")
 }
 
 /// The library that would load the plug-in and the versions of the net interface that it uses.
@@ -93,58 +90,24 @@ fn supported(node: &NodeFacts) -> Option<(String, RangeInclusive<u32>)> {
     match node.machine.gpus.first()?.vendor {
         GpuVendor::Nvidia => {
             let version = nccl.as_ref()?;
-            Some((format!("NCCL {version}"), nccl_versions(version)?))
+            let supported = Release::of_nccl(version)?.supported(PluginKind::Net)?;
+            Some((format!("NCCL {version}"), supported))
         }
         GpuVendor::Amd => {
             rccl.as_ref()?;
             let version = rocm.as_ref()?;
-            Some((format!("RCCL of ROCm {version}"), rccl_versions(version)?))
+            let supported = Release::of_rocm(version)?.supported(PluginKind::Net)?;
+            Some((format!("RCCL of ROCm {version}"), supported))
         }
         GpuVendor::Intel => None,
-    }
-}
-
-fn major_minor(version: &str) -> Option<(u32, u32)> {
-    let mut numbers = version.split('.').map(|number| number.parse().ok());
-    Some((numbers.next()??, numbers.next()??))
-}
-
-fn nccl_versions(version: &str) -> Option<RangeInclusive<u32>> {
-    match major_minor(version)? {
-        (2, 27) => Some(6..=10),
-        (2, 28 | 29) => Some(6..=11),
-        (2, 30 | 31) => Some(6..=12),
-        _ => None,
-    }
-}
-
-fn rccl_versions(rocm: &str) -> Option<RangeInclusive<u32>> {
-    match major_minor(rocm)? {
-        (6, 3) => Some(5..=8),
-        (7, 11..) => Some(6..=11),
-        _ => None,
     }
 }
 
 fn summary(facts: &JobFacts) -> String {
     let plugin = facts.nodes.iter().find_map(|node| node.net_plugin.as_ref());
     plugin.map_or_else(String::new, |plugin| {
-        let mut interfaces = vec![format!("net {}", list(&plugin.net_versions))];
+        let mut interfaces = vec![format!("net {}", version_list(&plugin.net_versions))];
         interfaces.extend(plugin.other_interfaces.iter().cloned());
         format!("{}: {}", plugin.path, interfaces.join(", "))
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn interface_versions_follow_the_library() {
-        assert_eq!(nccl_versions("2.28.9"), Some(6..=11));
-        assert_eq!(nccl_versions("2.18.3"), None, "unknown");
-        assert_eq!(rccl_versions("6.3.1"), Some(5..=8));
-        assert_eq!(rccl_versions("7.12.0"), Some(6..=11));
-        assert_eq!((nccl_versions("2"), rccl_versions("x.y")), (None, None));
-    }
 }

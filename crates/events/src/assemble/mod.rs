@@ -4,11 +4,13 @@ mod device_clock;
 mod open_operation;
 #[cfg(test)]
 mod tests;
+mod unreported;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use device_clock::DeviceClock;
 use open_operation::OpenOperation;
+use unreported::Overtaken;
 
 use crate::operation::{Communicator, Operation};
 use crate::record::raw::{Enqueue, OpenCommunicator, RawEvent};
@@ -28,6 +30,7 @@ pub struct Assembler {
     /// Operations that seem to have ended, and since when.
     ended: VecDeque<(u64, u64)>,
     clock: DeviceClock,
+    overtaken: Overtaken,
     unfinished: u64,
 }
 
@@ -41,6 +44,14 @@ struct CommunicatorState {
     /// Messages per peer, sent and received.
     messages: HashMap<(i32, bool), u64>,
     closed: bool,
+}
+
+impl CommunicatorState {
+    fn new(communicator: Communicator) -> Self {
+        let (enqueued, started, completed) = (0, 0, 0);
+        let messages = HashMap::new();
+        Self { communicator, enqueued, started, completed, messages, closed: false }
+    }
 }
 
 /// What [`Assembler::take`] returns.
@@ -79,6 +90,9 @@ impl Assembler {
                 self.clock.add(time, device_time);
                 self.update(operation, time, |open| open.end(time, device_time));
             }
+            RawEvent::Untimed { operation, time } => {
+                self.update(operation, time, OpenOperation::set_untimed);
+            }
             RawEvent::NetworkStart { operation, time } => {
                 self.update(operation, time, |open| open.network_start(time));
             }
@@ -101,15 +115,10 @@ impl Assembler {
             nodes: open.nodes,
             rank: open.rank,
         };
-        let state = CommunicatorState {
-            communicator: communicator.clone(),
-            enqueued: 0,
-            started: 0,
-            completed: 0,
-            messages: HashMap::new(),
-            closed: false,
-        };
-        self.communicators.insert(open.communicator, state);
+        // Its name, or what else was unknown, may follow later.
+        let state = self.communicators.entry(open.communicator);
+        let state = state.or_insert_with(|| CommunicatorState::new(communicator.clone()));
+        state.communicator = communicator.clone();
         communicator
     }
 
@@ -147,6 +156,23 @@ impl Assembler {
         }
         if open.has_ended() {
             self.ended.push_back((now, operation));
+        }
+    }
+
+    /// Ends collectives that later ones of their communicator have overtaken: nothing reports them.
+    pub fn retire_overtaken(&mut self, now: u64) {
+        let completed = self.communicators.iter().map(|(index, state)| (*index, state.completed));
+        if !self.overtaken.update(now, completed) {
+            return;
+        }
+        let is_overtaken = |open: &OpenOperation| {
+            let collective = !open.has_started() && !open.enqueue.kind.is_p2p();
+            collective && self.overtaken.contains(open.enqueue.communicator, open.index)
+        };
+        let open = self.open.iter().filter(|(_, open)| is_overtaken(open));
+        let operations: Vec<u64> = open.map(|(operation, _)| *operation).collect();
+        for operation in operations {
+            self.update(operation, now, OpenOperation::set_untimed);
         }
     }
 
@@ -189,6 +215,11 @@ impl Assembler {
     /// Operations stored without an end because too many were in flight.
     pub fn unfinished(&self) -> u64 {
         self.unfinished
+    }
+
+    /// The communicators that operations may refer to: also closed ones with operations in flight.
+    pub fn communicators(&self) -> impl Iterator<Item = &Communicator> {
+        self.communicators.values().map(|state| &state.communicator)
     }
 
     /// The status of the open communicators; those with operations in flight first.

@@ -16,6 +16,8 @@ pub(super) struct OpenOperation {
     /// Channels that started and ended.
     started: u32,
     ended: u32,
+    /// Nothing reports its channels.
+    untimed: bool,
     /// Network transfers that started and ended.
     transfers_started: u32,
     transfers_ended: u32,
@@ -24,8 +26,9 @@ pub(super) struct OpenOperation {
     /// Whether an event lacked a device time.
     host_only: bool,
     network: Option<Network>,
-    /// When the steps of each channel began to wait, for sends and for receives.
-    steps: HashMap<(u8, u8, bool), u64>,
+    /// When the steps of each channel began to wait, for sends and for receives, and their bytes if
+    /// these were known then.
+    steps: HashMap<(u8, u8, bool), (u64, u64)>,
 }
 
 /// The earliest start and the latest end.
@@ -53,6 +56,7 @@ impl OpenOperation {
             ranks,
             started: 0,
             ended: 0,
+            untimed: false,
             transfers_started: 0,
             transfers_ended: 0,
             host: Span::default(),
@@ -77,6 +81,10 @@ impl OpenOperation {
         self.device.end(device_time);
     }
 
+    pub(super) fn set_untimed(&mut self) {
+        self.untimed = true;
+    }
+
     pub(super) fn network_start(&mut self, time: u64) {
         self.transfers_started += 1;
         let network =
@@ -96,10 +104,11 @@ impl OpenOperation {
         let key = (step.channel, step.step, sends);
         match step.state {
             StepState::Sending | StepState::Receiving => {
-                self.steps.insert(key, step.time);
+                self.steps.insert(key, (step.time, step.bytes));
             }
             StepState::Sent | StepState::Received => {
-                let (Some(since), Some(network)) = (self.steps.remove(&key), &mut self.network)
+                let (Some((since, bytes)), Some(network)) =
+                    (self.steps.remove(&key), &mut self.network)
                 else {
                     return;
                 };
@@ -107,7 +116,7 @@ impl OpenOperation {
                 match sends {
                     true => {
                         network.send_wait += waited;
-                        network.sent += step.bytes;
+                        network.sent += step.bytes.max(bytes);
                     }
                     false => network.receive_wait += waited,
                 }
@@ -116,20 +125,23 @@ impl OpenOperation {
     }
 
     pub(super) fn has_started(&self) -> bool {
-        self.started > 0
+        self.started > 0 || self.untimed
     }
 
     /// Whether all channels and transfers ended, as far as is known.
     pub(super) fn has_ended(&self) -> bool {
         let channels = u32::from(self.enqueue.channels);
-        self.started > 0
-            && self.ended >= self.started.max(channels)
-            && self.transfers_ended >= self.transfers_started
+        let channels_ended = self.started > 0 && self.ended >= self.started.max(channels);
+        (channels_ended || self.untimed) && self.transfers_ended >= self.transfers_started
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        let Enqueue { kind, count, dtype, .. } = self.enqueue;
-        kind.message_bytes(count, dtype.bytes().unwrap_or(1), self.ranks)
+        match self.enqueue {
+            Enqueue { kind, count, dtype, bytes: 0, .. } => {
+                kind.message_bytes(count, dtype.bytes().unwrap_or(1), self.ranks)
+            }
+            Enqueue { bytes, .. } => bytes,
+        }
     }
 
     /// The operation as it is stored. Without an end it has no duration.

@@ -47,9 +47,14 @@ pub enum Damage {
 
 /// Reads an event file and passes its records on, up to the first damage.
 pub fn read(mut input: impl Read, mut visit: impl FnMut(Record)) -> io::Result<ReadEnd> {
+    read_blocks(&mut input, &mut visit)
+}
+
+/// Not generic: decoding is compiled in this crate, whatever the optimisation level of the caller's.
+fn read_blocks(input: &mut dyn Read, visit: &mut dyn FnMut(Record)) -> io::Result<ReadEnd> {
     let damaged = |offset, why| Ok(ReadEnd::Damaged { offset, why });
     let mut magic = [0; MAGIC.len()];
-    let length = read_up_to(&mut input, &mut magic)?;
+    let length = read_up_to(input, &mut magic)?;
     match (length, magic) {
         (_, MAGIC) => {}
         (8, [.., version]) if magic[..7] == MAGIC[..7] => {
@@ -64,7 +69,7 @@ pub fn read(mut input: impl Read, mut visit: impl FnMut(Record)) -> io::Result<R
     let mut end = ReadEnd::Open;
     loop {
         let mut header = [0; BLOCK_HEADER];
-        match read_up_to(&mut input, &mut header)? {
+        match read_up_to(input, &mut header)? {
             0 => return Ok(end),
             BLOCK_HEADER => {}
             _ => return damaged(offset, Damage::Truncated),
@@ -75,13 +80,13 @@ pub fn read(mut input: impl Read, mut visit: impl FnMut(Record)) -> io::Result<R
             return damaged(offset, Damage::Malformed);
         }
         payload.resize(length, 0);
-        if read_up_to(&mut input, &mut payload)? < length {
+        if read_up_to(input, &mut payload)? < length {
             return damaged(offset, Damage::Truncated);
         }
         if crc32fast::hash(&payload) != u32::from_le_bytes(checksum) {
             return damaged(offset, Damage::Checksum);
         }
-        match visit_records(&payload, &mut visit) {
+        match visit_records(&payload, visit) {
             Some(true) => end = ReadEnd::Complete,
             Some(false) => {}
             None => return damaged(offset, Damage::Malformed),
@@ -91,7 +96,7 @@ pub fn read(mut input: impl Read, mut visit: impl FnMut(Record)) -> io::Result<R
 }
 
 /// Fills `buffer` unless the input ends before; returns the bytes read.
-fn read_up_to(input: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+fn read_up_to(input: &mut dyn Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut length = 0;
     while length < buffer.len() {
         match input.read(&mut buffer[length..]) {
@@ -106,7 +111,7 @@ fn read_up_to(input: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
 
 /// Passes the records of a block on. Returns whether the last one is [`Record::End`]; `None` if the
 /// block is malformed.
-fn visit_records(payload: &[u8], visit: &mut impl FnMut(Record)) -> Option<bool> {
+fn visit_records(payload: &[u8], visit: &mut dyn FnMut(Record)) -> Option<bool> {
     let mut decoder = Decoder(payload);
     let mut previous = Previous::default();
     let mut ended = false;

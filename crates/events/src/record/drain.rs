@@ -100,7 +100,12 @@ impl Drain {
             if stop {
                 return;
             }
-            std::thread::park_timeout(if drained > 0 { BUSY } else { IDLE });
+            match drained {
+                0 => std::thread::park_timeout(IDLE),
+                drained if drained < self.shared.ring.capacity() => std::thread::park_timeout(BUSY),
+                // Further events are waiting.
+                _ => {}
+            }
         }
     }
 
@@ -108,7 +113,10 @@ impl Drain {
     fn drain_ring(&mut self) -> usize {
         let mut drained = 0;
         let mut assembled = Vec::new();
-        while let Some(event) = self.shared.ring.pop() {
+        // Not more than the ring holds: while events keep coming, the file is written, too.
+        while drained < self.shared.ring.capacity()
+            && let Some(event) = self.shared.ring.pop()
+        {
             self.assembler.handle(event, |item| assembled.push(item));
             drained += 1;
             if !assembled.is_empty() {
@@ -139,12 +147,9 @@ impl Drain {
     /// Writes the operations that ended, and the status.
     fn write(&mut self, now: u64, stop: bool, flush: bool) {
         self.next_write = now.saturating_add(self.interval);
-        let shared = self.shared.clone();
-        for (name, text) in shared.names.from(self.names) {
-            self.push_record(&Record::Name(name, text.to_owned()));
-            self.names += 1;
-        }
+        self.push_names();
         let mut assembled = Vec::new();
+        self.assembler.retire_overtaken(now);
         // An explicit flush does not wait for late events of operations that have ended.
         self.assembler.take(if flush { u64::MAX } else { now }, |item| assembled.push(item));
         if stop {
@@ -165,6 +170,15 @@ impl Drain {
             self.append_block();
         }
         self.write_status(now, stop);
+    }
+
+    /// Writes the names that are new.
+    fn push_names(&mut self) {
+        let shared = self.shared.clone();
+        for (name, text) in shared.names.from(self.names) {
+            self.push_record(&Record::Name(name, text.to_owned()));
+            self.names += 1;
+        }
     }
 
     /// The clocks come before the operations whose device times they convert.
@@ -190,8 +204,10 @@ impl Drain {
         self.names = 0;
         self.reported = Lost::default();
         self.block.push(&Record::Process(self.process.clone()));
-        for status in self.assembler.status() {
-            self.push_record(&Record::Communicator(status.communicator));
+        self.push_names();
+        let communicators: Vec<_> = self.assembler.communicators().cloned().collect();
+        for communicator in communicators {
+            self.push_record(&Record::Communicator(communicator));
         }
     }
 

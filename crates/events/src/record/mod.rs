@@ -5,6 +5,7 @@
 //! fit into the ring or onto the disk are counted, and nothing else happens.
 
 mod drain;
+mod exit;
 mod names;
 pub mod raw;
 pub mod settings;
@@ -20,6 +21,7 @@ use std::time::{Duration, Instant};
 use crossbeam_queue::ArrayQueue;
 
 use drain::Drain;
+pub use exit::stop_at_exit;
 use names::NameTable;
 use raw::RawEvent;
 use settings::Settings;

@@ -9,7 +9,7 @@ pub const MAX_NAME: usize = 40;
 /// by [`super::Recorder::next_communicator`]. Times are of the host clock; a device time of 0 is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RawEvent {
-    /// A communicator was created.
+    /// A communicator was created, or got a name.
     Open(OpenCommunicator),
     /// A communicator was destroyed.
     Close {
@@ -35,6 +35,13 @@ pub enum RawEvent {
         time: u64,
         /// When, on the device clock.
         device_time: u64,
+    },
+    /// Nothing reports when the operation starts and ends: it is stored without a duration.
+    Untimed {
+        /// The operation.
+        operation: u64,
+        /// When it was enqueued.
+        time: u64,
     },
     /// A network transfer of an operation started: a send or receive of one channel.
     NetworkStart {
@@ -104,6 +111,8 @@ pub struct Enqueue {
     pub peer: i32,
     /// The element count.
     pub count: u64,
+    /// The message size, if the parts of the ranks differ; 0: it follows from the count.
+    pub bytes: u64,
     /// Whether it was captured into a CUDA graph.
     pub captured: bool,
 }
@@ -113,7 +122,7 @@ pub struct Enqueue {
 pub struct Step {
     /// The operation.
     pub operation: u64,
-    /// The channel.
+    /// The channel, or another number that tells the transfers of the operation apart.
     pub channel: u8,
     /// Its number among the steps of the transfer, modulo 256.
     pub step: u8,

@@ -4,6 +4,7 @@ pub mod agent;
 pub mod bench;
 pub mod checkpoint;
 mod child_process;
+pub mod comms;
 pub mod completions;
 mod compute_device;
 pub mod data;

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::bench::{self, args::BenchCommand};
 use super::doctor::rank::{self as doctor_rank, DoctorTask};
 use super::train::{self, TrainTask};
+use crate::output;
 
 /// What a rank is to do.
 #[derive(Debug, Serialize, Deserialize)]
@@ -51,6 +52,13 @@ impl RankContext {
     /// The context of a rank that another launcher started.
     pub fn without_parent() -> Self {
         Self { command_line: command_line(), machine: None, channel: None }
+    }
+}
+
+/// Tells the user why the collectives of this rank are not recorded, although they should be.
+pub fn note_unrecorded() {
+    if let Some(error) = regatta_comm::recording::failure() {
+        output::note(&format!("collectives are not recorded: {error}"));
     }
 }
 

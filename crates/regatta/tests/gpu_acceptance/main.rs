@@ -23,6 +23,7 @@ mod layouts;
 mod libraries;
 mod offload;
 mod overlap;
+mod profiler;
 mod rank_slots;
 mod rows;
 #[path = "../support/mod.rs"]

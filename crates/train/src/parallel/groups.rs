@@ -162,11 +162,13 @@ impl ProcessGroups {
         ]
     }
 
-    /// Wraps each group in a traffic counter of its own, also groups with the same ranks.
+    /// Names each group by its axis and wraps it in a traffic counter of its own, also groups with the
+    /// same ranks.
     fn count_traffic(&mut self) {
         let mut counters = Vec::new();
         for (axis, group) in self.by_axis() {
             if let Some(comm) = group.take() {
+                comm.set_name(axis.name());
                 let counted = CountingComm::new(comm);
                 counters.push((axis, counted.counters()));
                 *group = Some(Arc::new(counted));

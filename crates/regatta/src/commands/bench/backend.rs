@@ -13,6 +13,7 @@ use regatta_comm::{Collectives, Comm, hierarchical};
 use regatta_model::units;
 
 use super::args::Backend;
+use crate::commands::rank_worker::note_unrecorded;
 
 /// A communicator over a backend.
 pub struct Connection {
@@ -29,7 +30,7 @@ pub fn connect(backend: Backend, timeout: Option<u64>) -> Result<Connection> {
     let mut settings = settings(timeout)?;
     let in_memory = |comm, name| Connection { comm, name, device: None, version: None };
     let limits = (settings.local_rank, settings.desync_after);
-    Ok(match backend {
+    let connection = match backend {
         Backend::Host => in_memory(hierarchical::join(settings)?, "host"),
         Backend::Tcp => {
             settings.fabric = ProviderChoice::Tcp;
@@ -45,7 +46,9 @@ pub fn connect(backend: Backend, timeout: Option<u64>) -> Result<Connection> {
                 None => in_memory(bootstrap, "host"),
             }
         }
-    })
+    };
+    note_unrecorded();
+    Ok(connection)
 }
 
 /// Communicator settings from the environment; `timeout` overrides the call timeout.
@@ -66,7 +69,7 @@ fn libfabric(settings: BootstrapConfig) -> Result<Connection> {
              REGATTA_FABRIC=tcp, and the library with REGATTA_LIBFABRIC"
         );
     }
-    let comm = Communicator::new(Box::new(engine));
+    let comm = Communicator::recorded(Box::new(engine));
     Ok(Connection { comm, name: "libfabric", device: None, version: Some(carried) })
 }
 

@@ -53,9 +53,6 @@ pub struct DoctorArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["nodes", "hostfile", "launch", "run_dir", "path"], help_heading = "Checks")]
     facts: Option<PathBuf>,
 
-    /// Only load this network plug-in and print the error
-    #[arg(long, value_name = "FILE", hide = true)]
-    load_plugin: Option<PathBuf>,
     /// Only run these tests and print the facts
     #[arg(long, value_name = "TESTS", value_delimiter = ',', num_args = 0.., hide = true)]
     collect: Option<Vec<String>>,
@@ -94,9 +91,6 @@ fn check(name: &str) -> Result<Check, String> {
 /// Runs the command.
 pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
     let skip: BTreeSet<Check> = args.skip.iter().copied().collect();
-    if let Some(path) = &args.load_plugin {
-        return rank::load_plugin(path);
-    }
     if args.collect.is_some() {
         let facts = collect::collect(args.launch_args()?, &args.tests(&skip)?)?;
         return output::print(&document::to_json_line(&facts)?).map(|()| ExitCode::SUCCESS);

@@ -1,9 +1,8 @@
 //! A rank of `regatta doctor`, one per node: collects the facts of its node. Whatever fails is a
 //! fact, so that a rank always exits successfully.
 
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -19,15 +18,13 @@ use regatta_model::{GpuVendor, Machine};
 use serde::{Deserialize, Serialize};
 
 use super::nodes::Tests;
+use crate::commands::plugin::{LOAD_LIMIT, load_library};
 use crate::commands::rank_worker::RankContext;
-use crate::output;
 
 /// Bytes of the write test of a file system.
 const WRITE_BYTES: u64 = 64 << 20;
 /// Time limit of a section of the facts.
 const SECTION_LIMIT: Duration = Duration::from_secs(20);
-/// Seconds to load the network plug-in.
-const PLUGIN_LIMIT: u32 = 10;
 /// Time of each measurement on the CPUs.
 const RATE_TIME: Duration = Duration::from_millis(400);
 
@@ -89,31 +86,10 @@ pub fn run(task: &DoctorTask, context: RankContext) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Why the network plug-in cannot be loaded. A child process loads it, because its initialisers may
-/// block, crash or start threads.
+/// Why the network plug-in cannot be loaded. A failure to start the child process is not its fault.
 fn plugin_load_error(path: &str) -> Option<String> {
-    let child = std::env::current_exe().and_then(|program| {
-        Command::new(program).args(["doctor", "--load-plugin", path]).stderr(Stdio::null()).output()
-    });
-    match child {
-        Ok(child) if child.status.success() => {
-            Some(String::from_utf8_lossy(&child.stdout).trim().to_owned()).filter(|e| !e.is_empty())
-        }
-        Ok(child) if child.status.signal() == Some(libc::SIGALRM) => {
-            Some(format!("loading it did not end within {PLUGIN_LIMIT} s"))
-        }
-        Ok(child) => Some(format!("loading it crashed: {}", child.status)),
-        // Not the fault of the plug-in.
-        Err(_) => None,
-    }
-}
-
-/// Loads a plug-in in this process, the child of [`plugin_load_error`], and prints the error.
-pub fn load_plugin(path: &Path) -> Result<ExitCode> {
-    // SAFETY: a plain system call; its signal ends this process only.
-    unsafe { libc::alarm(PLUGIN_LIMIT) };
-    output::print(&collect::load_error(path).unwrap_or_default())?;
-    Ok(ExitCode::SUCCESS)
+    let (result, _) = load_library(Path::new(path), &[], LOAD_LIMIT).ok()?;
+    result.reason().map(str::to_owned)
 }
 
 /// Starts to answer other nodes; `None` if there is nothing to test.

@@ -24,6 +24,7 @@ use super::task::TrainTask;
 use crate::commands::compute_device::{self, ComputeDevice};
 use crate::commands::launch::new_run_id;
 use crate::commands::rank_events::EventSink;
+use crate::commands::rank_worker::note_unrecorded;
 use crate::system::memory_limits;
 
 /// Upper bound on threads per rank.
@@ -40,6 +41,7 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
     let mut config = task.config()?;
     let comm: Arc<dyn Comm> =
         Arc::new(hierarchical::join(bootstrap::BootstrapConfig::from_env()?)?);
+    note_unrecorded();
     let folder = run_folder(task, &*comm)?;
     if is_restart() {
         training::resume_own_run(&mut config, &folder, &run_id())?;

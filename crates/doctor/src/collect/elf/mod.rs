@@ -1,4 +1,8 @@
-//! Exported symbols of a shared library, from its file: loading it would run its code.
+//! Symbols and dependencies of a shared library, from its file: loading it would run its code.
+
+mod dynamic;
+
+pub use dynamic::Dynamic;
 
 /// Why the symbols of a file cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -25,23 +29,30 @@ const SYMBOL_LEN: u64 = 24;
 /// The names of all symbols that a 64-bit shared library defines and exports. Names that are not
 /// UTF-8 are left out.
 pub fn exported_symbols(file: &[u8]) -> Result<Vec<&str>, ElfError> {
-    let elf = Elf(file);
-    if file.get(..4) != Some(b"\x7fELF") {
-        return Err(ElfError::NotElf);
+    let elf = Elf::new(file)?;
+    let (section, strings) = elf.find_section(SHT_DYNSYM)?.ok_or(ElfError::NoSymbols)?;
+    elf.names(&section, strings)
+}
+
+/// The processor architecture of a 64-bit library, `EM_*`.
+pub fn machine(file: &[u8]) -> Result<u16, ElfError> {
+    Elf::new(file)?.u16(0x12)
+}
+
+/// The name of an architecture as in `uname -m`.
+pub fn machine_name(machine: u16) -> String {
+    match machine {
+        21 => "ppc64le".to_owned(),
+        62 => "x86_64".to_owned(),
+        183 => "aarch64".to_owned(),
+        243 => "riscv64".to_owned(),
+        other => format!("ELF machine {other}"),
     }
-    if file.get(4..6) != Some(&[2, 1]) {
-        return Err(ElfError::OtherClass);
-    }
-    let (table, count) = (elf.u64(0x28)?, elf.u16(0x3c)?);
-    let header = |index: u64| elf.section(table, index);
-    for index in 0..u64::from(count) {
-        let section = header(index)?;
-        if section.kind == SHT_DYNSYM {
-            let strings = header(u64::from(section.link))?;
-            return elf.names(&section, elf.bytes(strings.offset, strings.size)?);
-        }
-    }
-    Err(ElfError::NoSymbols)
+}
+
+/// What a library needs from the dynamic loader.
+pub fn dynamic(file: &[u8]) -> Result<Dynamic<'_>, ElfError> {
+    dynamic::read(&Elf::new(file)?)
 }
 
 struct Section {
@@ -54,6 +65,29 @@ struct Section {
 struct Elf<'a>(&'a [u8]);
 
 impl<'a> Elf<'a> {
+    fn new(file: &'a [u8]) -> Result<Self, ElfError> {
+        if file.get(..4) != Some(b"\x7fELF") {
+            return Err(ElfError::NotElf);
+        }
+        match file.get(4..6) {
+            Some([2, 1]) => Ok(Self(file)),
+            _ => Err(ElfError::OtherClass),
+        }
+    }
+
+    /// The first section of a type, and the string table that it refers to.
+    fn find_section(&self, kind: u32) -> Result<Option<(Section, &'a [u8])>, ElfError> {
+        let (table, count) = (self.u64(0x28)?, self.u16(0x3c)?);
+        for index in 0..u64::from(count) {
+            let section = self.section(table, index)?;
+            if section.kind == kind {
+                let strings = self.section(table, u64::from(section.link))?;
+                return Ok(Some((section, self.bytes(strings.offset, strings.size)?)));
+            }
+        }
+        Ok(None)
+    }
+
     fn bytes(&self, offset: u64, len: u64) -> Result<&'a [u8], ElfError> {
         let range = || {
             let end = offset.checked_add(len)?;
@@ -99,12 +133,17 @@ impl<'a> Elf<'a> {
             if section == [0, 0] {
                 return None;
             }
-            let text = strings.get(u32::from_le_bytes(*name) as usize..)?;
-            let len = text.iter().position(|byte| *byte == 0)?;
-            std::str::from_utf8(text.get(..len)?).ok().filter(|name| !name.is_empty())
+            string(strings, u64::from(u32::from_le_bytes(*name)))
         };
         Ok(symbols.chunks_exact(SYMBOL_LEN as usize).filter_map(name).collect())
     }
+}
+
+/// A string of a string table; `None` if it is empty, not UTF-8 or without an end.
+fn string(strings: &[u8], offset: u64) -> Option<&str> {
+    let text = strings.get(usize::try_from(offset).ok()?..)?;
+    let len = text.iter().position(|byte| *byte == 0)?;
+    std::str::from_utf8(text.get(..len)?).ok().filter(|name| !name.is_empty())
 }
 
 #[cfg(test)]
@@ -115,6 +154,11 @@ pub(super) mod tests {
 
     /// A shared library with these symbols; `false`: undefined.
     pub(crate) fn library(symbols: &[(&str, bool)]) -> Vec<u8> {
+        library_with(symbols, &[])
+    }
+
+    /// A shared library with these symbols, and strings in the dynamic section by their tags.
+    pub(crate) fn library_with(symbols: &[(&str, bool)], entries: &[(u64, &str)]) -> Vec<u8> {
         let mut strings = vec![0u8];
         let mut table = Vec::new();
         for (name, defined) in symbols {
@@ -124,10 +168,22 @@ pub(super) mod tests {
             strings.extend(name.as_bytes());
             strings.push(0);
         }
+        let mut dynamic = Vec::new();
+        for (tag, value) in entries {
+            dynamic.extend(tag.to_le_bytes());
+            dynamic.extend((strings.len() as u64).to_le_bytes());
+            strings.extend(value.as_bytes());
+            strings.push(0);
+        }
+        dynamic.extend([0; 16]);
         let mut file = b"\x7fELF\x02\x01\x01".to_vec();
         file.resize(64, 0);
+        // x86-64.
+        file[0x12] = 62;
         file.extend(&table);
         file.extend(&strings);
+        let dynamic_offset = file.len() as u64;
+        file.extend(&dynamic);
         let sections = file.len() as u64;
         let header = |kind: u32, link: u32, offset: u64, size: usize| {
             let mut bytes = vec![0u8; 64];
@@ -140,8 +196,9 @@ pub(super) mod tests {
         file.extend(header(0, 0, 0, 0));
         file.extend(header(SHT_DYNSYM, 2, 64, table.len()));
         file.extend(header(3, 0, 64 + table.len() as u64, strings.len()));
+        file.extend(header(dynamic::SHT_DYNAMIC, 2, dynamic_offset, dynamic.len()));
         file[0x28..0x30].copy_from_slice(&sections.to_le_bytes());
-        file[0x3c] = 3;
+        file[0x3c] = 4;
         file
     }
 
@@ -157,7 +214,9 @@ pub(super) mod tests {
         assert_eq!(exported_symbols(b""), Err(ElfError::NotElf));
         assert_eq!(exported_symbols(b"\x7fELF\x01\x01"), Err(ElfError::OtherClass));
         let file = library(&[("a", true)]);
-        assert_eq!(exported_symbols(&file[..file.len() - 1]), Err(ElfError::Damaged));
+        // The last section header is that of the dynamic section.
+        assert_eq!(dynamic(&file[..file.len() - 1]), Err(ElfError::Damaged));
+        assert_eq!(exported_symbols(&file[..file.len() - 65]), Err(ElfError::Damaged));
     }
 
     proptest! {
@@ -166,13 +225,16 @@ pub(super) mod tests {
             changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..20),
             cut in any::<prop::sample::Index>(),
         ) {
-            let mut file = library(&[("ncclNetPlugin_v8", true), ("ncclNetPlugin_v9", true)]);
+            let symbols = [("ncclNetPlugin_v8", true), ("ncclNetPlugin_v9", true)];
+            let mut file = library_with(&symbols, &[(1, "libc.so.6"), (29, "$ORIGIN/lib")]);
             for (index, value) in changes {
                 let at = index.index(file.len());
                 file[at] = value;
             }
             file.truncate(cut.index(file.len() + 1));
             let _ = exported_symbols(&file);
+            let _ = dynamic(&file);
+            let _ = machine(&file);
         }
     }
 }

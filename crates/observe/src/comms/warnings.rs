@@ -1,0 +1,164 @@
+//! What makes a report incomplete.
+
+use regatta_model::Warning;
+use regatta_model::units::pluralize;
+
+use super::analysis::Selected;
+use super::collector::{FileEnd, FileSummary};
+use super::matching::MatchStats;
+
+/// Most files that are named one by one.
+const MAX_NAMED: usize = 8;
+
+/// The ranks of some files, with their number.
+pub(super) fn describe<'a>(files: impl Iterator<Item = &'a FileSummary>) -> String {
+    let files: Vec<&FileSummary> = files.collect();
+    let mut ranks: Vec<u32> = files.iter().filter_map(|file| file.rank()).collect();
+    ranks.sort_unstable();
+    ranks.dedup();
+    let unknown = files.iter().filter(|file| file.rank().is_none()).count();
+    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+    match (ranks.is_empty(), unknown) {
+        (true, _) => pluralize(unknown, "file"),
+        (false, 0) => format!("{noun} {}", ranges(&ranks)),
+        (false, _) => format!("{noun} {} and {}", ranges(&ranks), pluralize(unknown, "file")),
+    }
+}
+
+/// Ascending numbers as ranges: `0-3,6`.
+pub(super) fn ranges(numbers: &[u32]) -> String {
+    let range = |part: &[u32]| match part {
+        [only] => only.to_string(),
+        [first, .., last] => format!("{first}-{last}"),
+        [] => String::new(),
+    };
+    let parts = numbers.chunk_by(|a, b| a.checked_add(1) == Some(*b));
+    parts.map(range).collect::<Vec<_>>().join(",")
+}
+
+pub(super) fn warnings(selected: &Selected<'_>, matches: &MatchStats) -> Vec<Warning> {
+    let mut all = Vec::new();
+    attempts(selected, &mut all);
+    damages(selected, &mut all);
+    all.extend(open(selected));
+    all.extend(lost(selected));
+    all.extend(missing(selected));
+    if matches.mismatched > 0 {
+        let count = pluralize(matches.mismatched as usize, "collective");
+        all.push(Warning::new(
+            "mismatched",
+            format!("{count} with the same number differ between ranks"),
+            "events were lost, or ranks called different collectives; they are not matched",
+        ));
+    }
+    if selected.alignments.iter().any(|alignment| alignment.uncertainty.is_none()) {
+        all.push(Warning::new(
+            "clocks",
+            "clocks of hosts without a common collective are aligned by their real time only",
+            "times of different hosts may be off by milliseconds in the trace",
+        ));
+    }
+    all
+}
+
+fn attempts(selected: &Selected<'_>, all: &mut Vec<Warning>) {
+    if selected.attempts.len() > 1 && selected.reported.len() < selected.attempts.len() {
+        all.push(Warning::new(
+            "attempts",
+            format!(
+                "the job has event files of attempts {}; this is attempt {}",
+                ranges(&selected.attempts),
+                ranges(&selected.reported)
+            ),
+            "--attempt NUMBER reports another one, --attempt all reports all",
+        ));
+    }
+}
+
+fn damages(selected: &Selected<'_>, all: &mut Vec<Warning>) {
+    let mut unnamed = 0;
+    for file in selected.damaged_files() {
+        let (code, message) = match &file.end {
+            FileEnd::Damaged { offset, why } => {
+                ("damaged", format!("{} is damaged at byte {offset}: {why}", file.name))
+            }
+            FileEnd::Unreadable { why } => {
+                ("unreadable", format!("cannot read {}: {why}", file.name))
+            }
+            FileEnd::Complete | FileEnd::Open => continue,
+        };
+        if all.len() >= MAX_NAMED {
+            unnamed += 1;
+            continue;
+        }
+        let hint = match file.totals.calls {
+            0 => "nothing of it is included".to_owned(),
+            calls => format!("{} before are included", pluralize(calls as usize, "operation")),
+        };
+        all.push(Warning::new(code, message, hint));
+    }
+    if unnamed > 0 {
+        let message = format!("{} more cannot be read to the end", pluralize(unnamed, "file"));
+        all.push(Warning::new("damaged", message, "--json lists all files"));
+    }
+}
+
+fn open(selected: &Selected<'_>) -> Option<Warning> {
+    let open = || selected.files.iter().copied().filter(|file| file.end == FileEnd::Open);
+    open().next()?;
+    Some(Warning::new(
+        "open",
+        format!("the files of {} have no end", describe(open())),
+        "their processes are running, or were killed; `regatta comms --status` shows their last \
+         collectives",
+    ))
+}
+
+fn lost(selected: &Selected<'_>) -> Option<Warning> {
+    let losers = || selected.files.iter().copied().filter(|file| !file.lost.is_empty());
+    losers().next()?;
+    let sum = |count: fn(&FileSummary) -> u64| losers().map(count).sum::<u64>();
+    let events = sum(|file| file.lost.events);
+    let operations = sum(|file| file.lost.operations);
+    let unfinished = sum(|file| file.lost.unfinished);
+    Some(Warning::new(
+        "lost",
+        format!(
+            "{} lost {events} raw events and {operations} operations, and stored {unfinished} \
+             operations without an end",
+            describe(losers())
+        ),
+        "counts and times of these ranks are too small: the ring was full (record less with \
+         REGATTA_PROFILE_LEVEL=operations), or the disk",
+    ))
+}
+
+/// Ranks of the job without a file.
+fn missing(selected: &Selected<'_>) -> Option<Warning> {
+    // Restarts may have another number of ranks.
+    if selected.reported.len() != 1 {
+        return None;
+    }
+    let world = selected.files.iter().filter_map(|file| file.process.as_ref()?.world_size).max()?;
+    let mut ranks: Vec<u32> = selected.files.iter().filter_map(|file| file.rank()).collect();
+    ranks.sort_unstable();
+    ranks.dedup();
+    let missing = (world as usize).checked_sub(ranks.len()).filter(|missing| *missing > 0)?;
+    Some(Warning::new(
+        "missing-ranks",
+        format!("{missing} of {world} ranks have no event file"),
+        "they did not load the profiler plug-in, use no NCCL, or write to another folder",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ranges;
+
+    #[test]
+    fn numbers_become_ranges() {
+        assert_eq!(ranges(&[]), "");
+        assert_eq!(ranges(&[0, 1, 2, 5, 7, 8]), "0-2,5,7-8");
+        assert_eq!(ranges(&[u32::MAX]), "4294967295");
+    }
+}

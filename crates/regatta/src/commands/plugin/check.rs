@@ -1,0 +1,192 @@
+//! `regatta plugin check`: whether NCCL or RCCL would load and use a plug-in, before the job.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use regatta_discover::{Env, Sysroot};
+use regatta_doctor::collect::{
+    Loader, add_loaded, host_machine, library_version, read_plugin, release_of, table_symbols,
+};
+use regatta_doctor::plugin::environment::{SelectedPlugin, selected_plugins};
+use regatta_doctor::plugin::report::judge;
+use regatta_doctor::plugin::{
+    CollectiveLibrary, LibraryFacts, LibraryReport, LoadResult, PluginReport, RELEASES, Release,
+    names,
+};
+use regatta_model::document;
+
+use super::load::{LOAD_LIMIT, load_library};
+use super::render::render;
+use crate::options::at_least;
+use crate::output;
+
+/// Larger files are not plug-ins.
+const MAX_LEN: u64 = 1 << 30;
+
+/// `regatta plugin check`.
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// Library: a path, a file name that the dynamic loader finds, or a suffix such as ofi for
+    /// libnccl-net-ofi.so [default: those that NCCL_NET_PLUGIN, NCCL_TUNER_PLUGIN and
+    /// NCCL_PROFILER_PLUGIN, or their default names, select here]
+    #[arg(value_name = "PATH")]
+    path: Option<String>,
+    /// Check for one release only: a version of NCCL (2.28), of RCCL by its ROCm (rocm-6.4), or the
+    /// path of libnccl.so.2 or librccl.so.1
+    #[arg(long, value_name = "RELEASE")]
+    nccl: Option<String>,
+    /// Seconds that the library's initialisers may take
+    #[arg(long, value_name = "SECONDS", default_value_t = LOAD_LIMIT.as_secs(), allow_negative_numbers = true, value_parser = at_least::<u64>(1).range(..=3600))]
+    timeout: u64,
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Examples in the help.
+pub const EXAMPLES: &str = "\
+Examples:
+  regatta plugin check ./libnccl-net-ofi.so     kinds, versions, dependencies, releases that use it
+  regatta plugin check ofi                      the library that NCCL_NET_PLUGIN=ofi selects
+  regatta plugin check                          what the variables of this environment select
+  regatta plugin check --nccl 2.28 ./libnccl-net.so
+                                                status 1 unless NCCL 2.28 would use it
+  regatta plugin check --nccl rocm-6.4 librccl-net.so
+                                                for the RCCL of ROCm 6.4
+  regatta plugin check --nccl /opt/nccl/lib/libnccl.so.2 --json ./libnccl-tuner.so
+                                                for the version of this file, as JSON
+
+The library is loaded in a process of its own; none of its functions is called. The exit status is
+0 if it loads and a known release would use it.";
+
+/// Runs the command.
+pub fn run(args: &CheckArgs) -> Result<ExitCode> {
+    let release = args.nccl.as_deref().map(find_release).transpose()?;
+    let env = Env::from_process();
+    let check = Check {
+        loader: Loader::new(&Sysroot::live(), &env, host_machine()),
+        releases: release.map_or(&RELEASES[..], std::slice::from_ref),
+        limit: Duration::from_secs(args.timeout),
+    };
+    let report = match &args.path {
+        Some(request) => check.named(request, release)?,
+        None => check.selected(&env, release)?,
+    };
+    match args.json {
+        true => output::print(&document::to_json(&report)?)?,
+        false => output::print(&render(&report))?,
+    }
+    let failed = match report.selected.is_empty() {
+        true => report.libraries.iter().any(|library| !library.usable),
+        false => report.selected.iter().any(|selected| selected.problem.is_some()),
+    };
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// The release of a version, or of a library's file.
+fn find_release(text: &str) -> Result<&'static Release> {
+    let path = Path::new(text);
+    let parsed = text.parse::<&'static Release>();
+    if parsed.is_ok() || !text.contains('/') && !path.exists() {
+        return Ok(parsed?);
+    }
+    let context = || format!("--nccl: cannot read {text}");
+    let version = File::open(path).and_then(library_version).with_context(context)?;
+    let Some((library, version)) = version else {
+        bail!("--nccl: {text} is no library of NCCL or RCCL");
+    };
+    release_of(library, &version).with_context(|| {
+        let name = match library {
+            CollectiveLibrary::Nccl => "NCCL",
+            CollectiveLibrary::Rccl => "RCCL",
+        };
+        format!("--nccl: {text} is {name} {version}, whose plug-in versions are not known")
+    })
+}
+
+struct Check<'a> {
+    loader: Loader,
+    releases: &'a [Release],
+    limit: Duration,
+}
+
+impl Check<'_> {
+    /// The report on the library that a path, file name or suffix stands for.
+    fn named(&self, request: &str, release: Option<&Release>) -> Result<PluginReport> {
+        let libraries = release.map_or(CollectiveLibrary::ALL.to_vec(), |r| vec![r.library]);
+        let names = names::all_names(&libraries, request);
+        let is_path = request.contains('/');
+        let found = names.iter().find_map(|name| self.loader.find(name));
+        let (path, note) = match found {
+            _ if is_path => (request.to_owned(), None),
+            Some(path) => (path, None),
+            // A mistake to explain: neither NCCL nor the loader searches the working directory.
+            None if Path::new(request).is_file() => (
+                request.to_owned(),
+                Some(format!(
+                    "by the name {request} NCCL does not find this file of the working directory: use its \
+                     absolute path"
+                )),
+            ),
+            None => bail!(
+                "{request} not found: the loader finds none of {} in LD_LIBRARY_PATH, its cache and the \
+                 system's directories; give the path of the file",
+                names.join(", ")
+            ),
+        };
+        let mut library = self.library(&path)?;
+        library.notes.extend(note);
+        Ok(PluginReport { selected: Vec::new(), libraries: vec![library] })
+    }
+
+    /// The report on what the environment selects.
+    fn selected(&self, env: &Env, release: Option<&Release>) -> Result<PluginReport> {
+        let variable = |name: &str| env.get(name).map(str::to_owned);
+        let mut selected = selected_plugins(release, variable, |name| self.loader.find(name));
+        let mut libraries: Vec<LibraryReport> = Vec::new();
+        for path in selected.iter_mut().filter_map(|selected| selected.path.as_mut()) {
+            *path = absolute(path)?;
+            if !libraries.iter().any(|library| library.facts.path == *path) {
+                libraries.push(self.library(path)?);
+            }
+        }
+        let problem = |selected: &SelectedPlugin| selected.find_problem(&libraries);
+        selected.iter_mut().for_each(|selected| selected.problem = problem(selected));
+        Ok(PluginReport { selected, libraries })
+    }
+
+    fn library(&self, path: &str) -> Result<LibraryReport> {
+        let path = absolute(path)?;
+        // A pipe would block.
+        let file = std::fs::metadata(&path).and_then(|about| match about.is_file() {
+            false => Err(io::Error::other("not a regular file")),
+            true if about.len() > MAX_LEN => Err(io::Error::other("larger than 1 GiB")),
+            true => std::fs::read(&path),
+        });
+        let file = file.with_context(|| format!("cannot read {path}"))?;
+        let mut facts = read_plugin(&self.loader, &path, &file, host_machine());
+        if facts.load.reason() == Some("") {
+            self.load(&mut facts)?;
+        }
+        Ok(judge(facts, self.releases))
+    }
+
+    fn load(&self, facts: &mut LibraryFacts) -> Result<()> {
+        let symbols = table_symbols(facts);
+        match load_library(Path::new(&facts.path), &symbols, self.limit)? {
+            (LoadResult::Loaded, loaded) => add_loaded(facts, &symbols, &loaded),
+            (failed, _) => facts.load = failed,
+        }
+        Ok(())
+    }
+}
+
+fn absolute(path: &str) -> Result<String> {
+    let absolute = std::path::absolute(path).with_context(|| format!("cannot read {path}"))?;
+    Ok(absolute.to_string_lossy().into_owned())
+}

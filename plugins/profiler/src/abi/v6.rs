@@ -1,0 +1,152 @@
+//! Version 6: NCCL 2.29 and later. It adds the collectives of the copy engines to version 5.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::mem::offset_of;
+
+use super::{NAME, NcclResult, StateArguments, Table, event, guard, v5};
+use crate::handle::Handle;
+use crate::log::Logger;
+use crate::model::{Collective, CommunicatorFacts, Descriptor, text};
+
+const EVENTS: u64 = v5::EVENTS | event::COPY_ENGINE_COLLECTIVE;
+
+/// The table.
+pub type Profiler = Table<v5::Init, EventDescriptor, StateArguments>;
+
+/// The exported table.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals, reason = "NCCL's name")]
+pub static ncclProfiler_v6: Profiler = Table {
+    name: NAME,
+    init,
+    start_event,
+    stop_event: super::stop_event,
+    record_event_state: super::record_event_state,
+    finalize: super::finalize,
+};
+
+/// An event.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub struct EventDescriptor {
+    pub event_type: u64,
+    pub parent: *mut c_void,
+    pub rank: c_int,
+    pub detail: Detail,
+}
+
+/// The part of an event that depends on its type.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub union Detail {
+    /// The types of version 5.
+    pub v5: v5::Detail,
+    pub copy_engine: CopyEngineDetail,
+}
+
+/// A collective of the copy engines.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub struct CopyEngineDetail {
+    pub sequence: u64,
+    pub function: *const c_char,
+    pub send_buffer: *const c_void,
+    pub receive_buffer: *mut c_void,
+    pub count: usize,
+    pub root: c_int,
+    pub dtype: *const c_char,
+    pub sync_strategy: *const c_char,
+    /// A C bool.
+    pub intra_batch_sync: u8,
+    pub batch_size: u32,
+    pub batches: u32,
+    pub copy_engine_sequence: u32,
+    pub stream: *mut c_void,
+}
+
+const _: () = {
+    type C = CopyEngineDetail;
+    assert!(size_of::<EventDescriptor>() == 112);
+    assert!(offset_of!(EventDescriptor, parent) == 8);
+    assert!(offset_of!(EventDescriptor, rank) == 16);
+    assert!(offset_of!(EventDescriptor, detail) == 24);
+    assert!(size_of::<C>() == 88);
+    assert!(offset_of!(C, sequence) == 0);
+    assert!(offset_of!(C, function) == 8);
+    assert!(offset_of!(C, send_buffer) == 16);
+    assert!(offset_of!(C, receive_buffer) == 24);
+    assert!(offset_of!(C, count) == 32);
+    assert!(offset_of!(C, root) == 40);
+    assert!(offset_of!(C, dtype) == 48);
+    assert!(offset_of!(C, sync_strategy) == 56);
+    assert!(offset_of!(C, intra_batch_sync) == 64);
+    assert!(offset_of!(C, batch_size) == 68);
+    assert!(offset_of!(C, batches) == 72);
+    assert!(offset_of!(C, copy_engine_sequence) == 76);
+    assert!(offset_of!(C, stream) == 80);
+};
+
+#[allow(clippy::too_many_arguments, reason = "NCCL's signature")]
+unsafe extern "C" fn init(
+    context: *mut *mut c_void,
+    id: u64,
+    activation: *mut c_int,
+    name: *const c_char,
+    nodes: c_int,
+    ranks: c_int,
+    rank: c_int,
+    logger: Logger,
+) -> NcclResult {
+    // SAFETY: NCCL passes valid pointers, and a C string or NULL as the name.
+    guard(|| unsafe {
+        let facts = CommunicatorFacts { id, name: text(name), nodes, ranks, rank };
+        super::init(context, activation, Some(facts), logger, EVENTS);
+    })
+}
+
+unsafe extern "C" fn start_event(
+    context: *mut c_void,
+    handle: *mut *mut c_void,
+    event: *const EventDescriptor,
+) -> NcclResult {
+    // SAFETY: NCCL passes valid pointers.
+    guard(|| unsafe { super::start_event(context, handle, event, |event| read(event)) })
+}
+
+/// # Safety
+/// The event has the detail of its type, and its texts are valid.
+unsafe fn read(event: &EventDescriptor) -> Descriptor<'_> {
+    // SAFETY: the type selects the member of the union, and NCCL's texts are C strings.
+    unsafe {
+        match event.event_type {
+            event::COPY_ENGINE_COLLECTIVE => {
+                let parent = Handle::from_pointer(event.parent);
+                Descriptor::CopyEngine(read_copy_engine(&event.detail.copy_engine, parent))
+            }
+            event_type => v5::read(event_type, event.parent, event.rank, &event.detail.v5),
+        }
+    }
+}
+
+/// # Safety
+/// The texts are valid.
+unsafe fn read_copy_engine(detail: &CopyEngineDetail, api: Handle) -> Collective<'_> {
+    // SAFETY: by the caller's contract.
+    unsafe {
+        Collective {
+            api,
+            communicator: None,
+            sequence: detail.sequence,
+            function: text(detail.function),
+            count: detail.count as u64,
+            root: detail.root,
+            dtype: text(detail.dtype),
+            channels: 0,
+            algorithm: None,
+            protocol: None,
+        }
+    }
+}
