@@ -26,6 +26,7 @@ fn captured_collective_is_not_in_flight() {
         channels: 1,
         peer: -1,
         count: 1,
+        bytes: 0,
         captured,
     };
     let mut assembler = Assembler::default();

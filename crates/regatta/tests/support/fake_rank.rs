@@ -66,6 +66,7 @@ fn all_reduce(operation: u64, communicator: u32, sequence: u64) -> Enqueue {
         channels: 1,
         peer: -1,
         count: 2 << 20,
+        bytes: 0,
         captured: false,
     }
 }
