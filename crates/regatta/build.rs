@@ -48,6 +48,8 @@ fn build_profiler() -> PathBuf {
     cargo.args(["--config", "profile.release.codegen-units=1"]);
     cargo.args(["--config", "profile.release.lto=true"]);
     cargo.arg("--target").arg(&target).arg("--target-dir").arg(&folder);
+    // A folder that the user has set would be locked by the build of this package.
+    cargo.env("CARGO_BUILD_BUILD_DIR", &folder);
     for name in REMOVED {
         cargo.env_remove(name);
     }
