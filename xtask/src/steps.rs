@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Instant, SystemTime};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::dist::glibc;
 use crate::test_programs;
@@ -31,6 +31,16 @@ pub fn lint() -> Result<()> {
     run("lint", &mut clippy)
 }
 
+/// Checks the symbols of the NCCL plug-in that the binary contains.
+fn check_plugin(binary: &Path) -> Result<()> {
+    let folder = Path::new("target/plugins");
+    let mut install = Command::new(binary);
+    let output = install.args(["plugin", "install"]).arg(folder).output();
+    let output = output.with_context(|| binary.display().to_string())?;
+    ensure!(output.status.success(), "regatta plugin install failed");
+    glibc::check_symbols(&folder.join("libnccl-profiler-regatta.so"))
+}
+
 /// Checks the symbols of the binary, and runs all tests, also after a failure. With all packages installed,
 /// skipping a multi-host test is a failure.
 pub fn tests(complete: bool) -> Result<()> {
@@ -40,6 +50,7 @@ pub fn tests(complete: bool) -> Result<()> {
         if complete { &[("REGATTA_REQUIRE_CLUSTER", "1")] } else { &[] };
     let build = test_programs::build(&mut cargo())?;
     glibc::check_symbols(&build.binary)?;
+    check_plugin(&build.binary)?;
     let failed = test_programs::run(required, build)?;
     let doc_tests = run("doc tests", cargo().args(["test", "--quiet", "--workspace", "--doc"]));
     if !failed.is_empty() {

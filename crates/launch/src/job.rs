@@ -69,6 +69,7 @@ enum EventRecord<'a> {
     ConnectionLost { why: &'a str },
     NodeLost { ranks: &'a [u32] },
     CheckFailed { why: &'a str },
+    Stalled { why: &'a str },
     Warning { text: &'a str },
 }
 
@@ -92,6 +93,8 @@ struct JobDriver<'a> {
     node_lost_at: Option<Instant>,
     /// Cause of the first failure, where more is known than the rank's exit.
     cause: Option<String>,
+    /// The stall by which a hang was detected.
+    stall: Option<String>,
     warnings: Vec<String>,
     signals: NodeSignalDedup,
     /// Signals that the observer has not been notified of.
@@ -139,6 +142,7 @@ pub fn run(
         lost_nodes: Vec::new(),
         node_lost_at: None,
         cause: None,
+        stall: None,
         warnings: Vec::new(),
         signals: NodeSignalDedup::default(),
         unobserved: Vec::new(),
@@ -267,6 +271,14 @@ impl JobDriver<'_> {
                 self.set_cause(why);
                 self.supervise(SupervisorInput::CheckFailed);
             }
+            JobEvent::Stalled { why } => {
+                let was_hung = self.supervisor.hung;
+                self.supervise(SupervisorInput::Stalled);
+                if self.supervisor.hung && !was_hung {
+                    self.record(EventRecord::Stalled { why: &why });
+                    self.stall = Some(why);
+                }
+            }
             JobEvent::Warning(text) => self.warn(text),
             JobEvent::Frame { .. } | JobEvent::Notice(_) | JobEvent::Finished => {}
         }
@@ -352,6 +364,7 @@ impl JobDriver<'_> {
             reason: self.reason(failure.as_ref()),
             failure,
             hang: self.supervisor.hung.then(|| self.rank_states.clone()),
+            collectives: Vec::new(),
             notes: self.warnings,
             rank_exits: self.supervisor.rank_exits,
             seconds: self.start.elapsed().as_secs_f64(),
@@ -364,9 +377,12 @@ impl JobDriver<'_> {
     fn reason(&self, failure: Option<&RankFailure>) -> String {
         let limit = self.job.limits.hang_after.unwrap_or_default().as_secs();
         match (failure, self.supervisor.signal, &self.cause) {
-            _ if self.supervisor.hung => {
-                format!("hang detected: no rank wrote output or used CPU time for {limit} s")
-            }
+            _ if self.supervisor.hung => match &self.stall {
+                Some(stall) => format!("hang detected: {stall}"),
+                None => {
+                    format!("hang detected: no rank wrote output or used CPU time for {limit} s")
+                }
+            },
             (_, _, Some(cause)) if self.supervisor.check_failed => cause.clone(),
             (Some(_), _, Some(cause)) => cause.clone(),
             (Some(RankFailure { rank, host, exit, .. }), ..) => {

@@ -71,6 +71,13 @@ impl RunFolder {
         let _ = std::fs::remove_dir(&self.path);
     }
 
+    /// Removes a file in a subfolder, and the subfolder if it is empty then.
+    pub fn remove(&self, folder: &str, name: &str) {
+        let folder = self.path.join(folder);
+        let _ = std::fs::remove_file(folder.join(name));
+        let _ = std::fs::remove_dir(folder);
+    }
+
     /// Path of the folder.
     pub fn path(&self) -> &Path {
         &self.path

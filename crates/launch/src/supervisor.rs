@@ -21,6 +21,8 @@ pub enum SupervisorInput {
     ConnectionLost(u32),
     /// A check of the running job failed.
     CheckFailed,
+    /// An operation of a communicator has made no progress for the hang timeout.
+    Stalled,
     /// A signal to the launcher, from the user or the scheduler.
     Signal(i32),
     /// A signal to a node, from the scheduler.
@@ -139,6 +141,7 @@ impl Supervisor {
             }
             SupervisorInput::ConnectionLost(rank) => self.on_connection_lost(rank, now),
             SupervisorInput::CheckFailed => self.on_check_failed(now),
+            SupervisorInput::Stalled => self.on_stalled(now),
             SupervisorInput::Signal(signal) => self.on_signal(signal, now),
             SupervisorInput::NodeSignal(signal) => self.on_node_signal(signal, now),
             SupervisorInput::Progress => {
@@ -275,6 +278,17 @@ impl Supervisor {
             return Vec::new();
         }
         self.on_signal(signal, now)
+    }
+
+    /// Unlike a job without output and CPU time, one that stalls may poll. Ranks that save before they
+    /// exit, without a deadline, may hang as well.
+    fn on_stalled(&mut self, now: Instant) -> Vec<SupervisorAction> {
+        let is_running = matches!(self.phase, JobPhase::Running | JobPhase::Terminating(_));
+        if !is_running || self.kill_at.is_some() || self.stopped {
+            return Vec::new();
+        }
+        self.hung = true;
+        self.terminate_others(now)
     }
 
     fn on_tick(&mut self, now: Instant) -> Vec<SupervisorAction> {

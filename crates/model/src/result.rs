@@ -97,6 +97,19 @@ pub struct RankFailure {
     pub other_ranks: BTreeMap<u32, String>,
 }
 
+/// A collective or message that did not complete.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StalledOperation {
+    /// Which ranks it waited for, one sentence.
+    pub message: String,
+    /// These ranks; empty if that is not known.
+    pub ranks: Vec<u32>,
+    /// For how long it had been in flight.
+    pub seconds: f64,
+    /// Whether these ranks waited for ranks of another operation.
+    pub is_consequence: bool,
+}
+
 /// The result of a run: `result.json` in the run folder.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunResult {
@@ -116,6 +129,10 @@ pub struct RunResult {
     /// What each rank was waiting for, if the run was aborted because of a hang.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hang: Option<BTreeMap<u32, String>>,
+    /// Collectives and messages that did not complete when the run was aborted, the causes first, if
+    /// they were recorded (`--profile`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub collectives: Vec<StalledOperation>,
     /// Notes for the user: replaced nodes, truncated logs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,

@@ -2,4 +2,5 @@
 //! out.
 
 pub mod comms;
+pub mod comms_status;
 pub mod net_log;

@@ -28,7 +28,9 @@ use crate::commands::plugin::{self, PluginArgs};
 use crate::commands::runs::{self, RunsArgs};
 use crate::commands::submit::{self, SubmitArgs};
 use crate::commands::train::{self, TrainArgs};
-use crate::options::{JobArgs, NamedValue, RankEnvArgs, SourceArgs, at_least, one_of, positive};
+use crate::options::{
+    JobArgs, NamedValue, ProfileArgs, RankEnvArgs, SourceArgs, at_least, one_of, positive,
+};
 
 /// Style of errors.
 pub const ERROR: Style = AnsiColor::Red.on_default().bold();
@@ -104,7 +106,7 @@ pub enum Command {
     /// Show which network NCCL or RCCL used, from the logs of a job
     #[command(after_long_help = net_log::EXAMPLES)]
     NetLog(NetLogArgs),
-    /// Check plug-ins of NCCL and RCCL: network, tuner, profiler
+    /// Check plug-ins of NCCL and RCCL, or install the profiler of this program
     #[command(after_long_help = plugin::EXAMPLES)]
     Plugin(PluginArgs),
     /// Show what a job communicated: message sizes, bandwidths, slow ranks; write a trace
@@ -193,6 +195,8 @@ Examples:
                                                 restart on failure; replace lost nodes by spares
   salloc -N 16 regatta launch --require-net cxi/GDRDMA python train.py
                                                 end at once if NCCL falls back to TCP
+  salloc -N 16 regatta launch --profile --hang-timeout 600 python train.py
+                                                record collectives; name the rank that hangs
   salloc -N 18 regatta launch --preflight --spares 2 python train.py
                                                 check the nodes first, and replace bad ones
   srun $(regatta map -N 2 --format srun) regatta launch python train.py
@@ -308,7 +312,8 @@ pub struct LaunchArgs {
     /// Ranks to apply --wrap to, as in 0,4-7 [default: all]
     #[arg(long, value_name = "RANKS", requires = "wrap", help_heading = "Launch")]
     pub wrap_ranks: Option<CpuSet>,
-    /// Fail the job if no rank writes output or uses CPU time for this many seconds
+    /// Fail the job if no rank writes output or uses CPU time for this many seconds or, with --profile,
+    /// if a collective is in flight without progress for this long
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = at_least::<u64>(1), help_heading = "Launch")]
     pub hang_timeout: Option<u64>,
     /// Seconds between SIGTERM and SIGKILL when ranks are stopped [default: 30; for the ranks of
@@ -324,6 +329,8 @@ pub struct LaunchArgs {
     /// RDMA
     #[arg(long, value_name = "NAME", value_parser = net_log::requirement, help_heading = "Network")]
     pub require_net: Option<Requirement>,
+    #[command(flatten)]
+    pub profile: ProfileArgs,
     /// Check all nodes first, like `regatta doctor`: bad nodes are replaced by spares, and nothing is
     /// started without enough good ones
     #[arg(long, help_heading = "Nodes")]

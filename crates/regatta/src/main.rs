@@ -10,6 +10,7 @@ mod isolated;
 mod options;
 mod output;
 mod plan;
+mod plugins;
 mod sanitize;
 mod shell;
 mod system;

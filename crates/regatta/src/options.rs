@@ -9,6 +9,7 @@ use clap::builder::{
 };
 use clap::{Args, value_parser};
 use regatta_discover::systems;
+use regatta_events::record::settings::Level;
 use regatta_model::{
     CpuSet, GpuVisibility, JobSpec, Machine, MemoryBinding, ReservedCores, SmtPolicy,
 };
@@ -78,10 +79,27 @@ pub struct SourceArgs {
     pub nodes: Option<u32>,
     /// Use this site profile instead of the detected one
     #[arg(long, value_name = "NAME")]
-    pub profile: Option<String>,
+    pub site: Option<String>,
     /// Read additional site profiles from a TOML file (repeatable)
     #[arg(long, value_name = "FILE")]
-    pub profile_file: Vec<PathBuf>,
+    pub site_file: Vec<PathBuf>,
+}
+
+/// Levels of `--profile`.
+pub const LEVELS: [NamedValue<Level>; 3] = [
+    ("operations", Level::Operations, "Collectives and messages with their time on the GPU"),
+    ("network", Level::Network, "Also the time of their network transfers (default)"),
+    ("steps", Level::Steps, "Also each step of a transfer; with some overhead"),
+];
+
+/// What is recorded of the ranks' collectives.
+#[derive(Debug, Default, Clone, Copy, Args)]
+pub struct ProfileArgs {
+    /// Record every collective of NCCL or RCCL, for `regatta comms` and for the hang report, which then
+    /// names the rank that is missing from a collective; the files go to the folder `comms` of the run
+    /// folder
+    #[arg(long = "profile", value_name = "LEVEL", num_args = 0..=1, require_equals = true, default_missing_value = "network", value_parser = one_of(&LEVELS), help_heading = "Profile")]
+    pub level: Option<Level>,
 }
 
 /// The job's size and binding.

@@ -273,8 +273,7 @@ pub fn site_profiles(files: &[PathBuf]) -> Result<Profiles> {
     let mut profiles = Profiles::builtin()?;
     for path in files {
         let shown = path.display().to_string();
-        let text =
-            std::fs::read_to_string(path).with_context(|| format!("--profile-file {shown}"))?;
+        let text = std::fs::read_to_string(path).with_context(|| format!("--site-file {shown}"))?;
         profiles = profiles.with_file(&shown, &text)?;
     }
     Ok(profiles)
@@ -284,10 +283,10 @@ impl Discovery {
     /// The site profile that the options name, or that matches the machine.
     fn site(&self, source: &SourceArgs) -> Result<ProfileMatch> {
         let machine = &self.machines[0];
-        let profiles = site_profiles(&source.profile_file)?;
+        let profiles = site_profiles(&source.site_file)?;
         let is_profile = |name: &&String| profiles.names().any(|profile| profile == *name);
-        let (name, why) = if let Some(name) = &source.profile {
-            (name, "selected by --profile")
+        let (name, why) = if let Some(name) = &source.site {
+            (name, "selected by --site")
         } else if let Some(name) = machine.system.as_ref().filter(is_profile) {
             (name, "the profile of the built-in system")
         } else {

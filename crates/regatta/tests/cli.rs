@@ -73,9 +73,9 @@ fn unknown_names_are_rejected_with_the_valid_ones() {
         run().assert_usage_error(["'--system <NAME>'", "cpu:SxNxC"]);
     }
     run_line("map --system cpu:2x4").assert_usage_error("such as cpu:2x4x8");
-    let error = run_line("map --system lumi-g --profile frontire").error_line();
+    let error = run_line("map --system lumi-g --site frontire").error_line();
     assert_eq!(error, "unknown profile \"frontire\"; did you mean frontier?");
-    run_line("map --system lumi-g --profile zzzzzzzz").assert_error(SYSTEMS);
+    run_line("map --system lumi-g --site zzzzzzzz").assert_error(SYSTEMS);
     run_line("man mpa").assert_error(COMMANDS);
     run_line("maps").assert_stderr(["unrecognized subcommand 'maps'", "'map'"]);
     run_line("completions csh").assert_usage_error("'csh'");

@@ -143,8 +143,14 @@ fn errors_name_the_option() {
     let aurora = "--system aurora -A a -q debug -t 1h --require-net cxi -- ./a";
     assert_contains(error(aurora), "for oneCCL, which logs nothing that --check-net reads");
     let lumi = "--system lumi-g -A a --check-net --require-net cxi/GDRDMA -- ./a";
-    let options = "launch --profile lumi-g --check-net --require-net cxi/GDRDMA --run-dir";
+    let options = "launch --site lumi-g --check-net --require-net cxi/GDRDMA --run-dir";
     assert_contains(dry_run(&folder, lumi).ok(), options);
+    let profile = dry_run(&folder, "--system lumi-g -A a --profile -- ./a").ok();
+    assert_contains(profile, "launch --site lumi-g --profile=network --run-dir");
+    let aurora = "--system aurora -A a -q debug -t 1h --profile=steps -- ./a";
+    assert_contains(error(aurora), "for oneCCL, which loads no profiler plug-in");
+    let profile = "--system lumi-g -A a --profile -- regatta train";
+    assert_contains(error(profile), "--profile is for programs");
     run_line("submit -t 30 -- ./a").assert_usage_error("invalid value '30' for '--time <LIMIT>'");
     let missing = run_line("submit --dry-run").assert_code(2);
     assert_contains(missing.err, "COMMAND");
@@ -200,7 +206,7 @@ fn submitted_job_is_recorded_and_listed() {
     let submitted = submitted.assert_stderr("submitted to Slurm; script and output: ");
     assert_eq!(submitted.ok(), "4711\n");
     let script = user.folder.read("jobs/train/job.sh");
-    assert_contains(&script, ["#SBATCH --account=project_1\n", " launch --profile lumi-g "]);
+    assert_contains(&script, ["#SBATCH --account=project_1\n", " launch --site lumi-g "]);
     assert_contains(&script, "-- ./train --lr 1\n");
     assert_eq!(user.folder.list("jobs/train"), ["job.json", "job.sh"]);
     assert_eq!(user.folder.list("state/regatta/jobs").len(), 1);

@@ -235,8 +235,10 @@ impl Assembler {
     fn communicator_status(&self, state: &CommunicatorState) -> CommunicatorStatus {
         let index = state.communicator.index;
         let oldest = |p2p: bool| {
+            // What was captured into a CUDA graph runs when the graph is launched, if ever.
             let mut open = self.open.values().filter(|open| {
-                open.enqueue.communicator == index && open.enqueue.kind.is_p2p() == p2p
+                let Enqueue { communicator, kind, captured, .. } = open.enqueue;
+                communicator == index && kind.is_p2p() == p2p && !captured
             });
             open.find(|open| !open.has_ended()).map(OpenOperation::current)
         };

@@ -16,6 +16,7 @@ use crate::cache_dir;
 use crate::cpu_binding;
 use crate::event_queue::Notify;
 use crate::local::{LocalOptions, LocalWorkers};
+use crate::process::RankSpec;
 use crate::reaper;
 use crate::run_folder::LogFolder;
 use crate::secret_file::{self, SecretFile, SecretFileError};
@@ -51,10 +52,14 @@ const MAX_RANK_EVENTS: usize = 1024;
 /// Resolves a host name.
 pub type Resolve<'a> = &'a dyn Fn(&str) -> Vec<IpAddr>;
 
+/// Adapts ranks to a node that does not see the run folder. Returns a warning for the user.
+pub type AdaptRanks<'a> = &'a dyn Fn(&mut [RankSpec]) -> Option<String>;
+
 struct Agent<'a> {
     bootstrap: &'a BootstrapDocument,
     hosts: Vec<String>,
     resolve: Resolve<'a>,
+    without_run_folder: AdaptRanks<'a>,
     net: Reactor,
     state: AgentState<ConnId>,
     workers: Option<LocalWorkers>,
@@ -78,6 +83,7 @@ pub fn run(
     bootstrap: &BootstrapDocument,
     registration: Registration,
     resolve: Resolve,
+    without_run_folder: AdaptRanks,
     signals: &mut SignalCatcher,
 ) -> Result<(), AgentError> {
     let hosts = bootstrap.hosts()?;
@@ -95,6 +101,7 @@ pub fn run(
         bootstrap,
         hosts,
         resolve,
+        without_run_folder,
         net,
         state,
         workers: None,
@@ -269,6 +276,11 @@ impl Agent<'_> {
             notify: Some(self.notify.clone()),
         };
         let mut specs = launch.specs();
+        if options.logs.is_none()
+            && let Some(warning) = (self.without_run_folder)(&mut specs)
+        {
+            self.warn(&warning);
+        }
         // Ranks with a channel are of this program, which has no code caches.
         if launch.input.is_none() {
             let values = specs.iter_mut().flat_map(|s| s.env.iter_mut().map(|(_, value)| value));

@@ -232,6 +232,21 @@ fn stopped_job_is_not_a_hang() {
 }
 
 #[test]
+fn stall_terminates_a_running_job_that_is_not_stopped() {
+    let (mut job, now) = job_with(2, Some(Duration::from_secs(60)));
+    job.handle(Input::Progress, now);
+    job.handle(Input::Signal(libc::SIGTSTP), now);
+    assert!(job.handle(Input::Stalled, now).is_empty());
+    job.handle(Input::Signal(libc::SIGCONT), now);
+    let actions = job.handle(Input::Stalled, now);
+    assert_eq!(actions, [Action::QueryState, Action::Terminate(libc::SIGTERM)]);
+    assert!(job.handle(Input::Stalled, now).is_empty(), "once");
+    job.handle(Input::Exited(0, RankExit::Signal(15)), now);
+    job.handle(Input::Exited(1, RankExit::Signal(15)), now);
+    assert_eq!((job.code(), job.hung), (HANG_CODE, true));
+}
+
+#[test]
 fn lost_connection_is_the_first_failure_even_if_its_ranks_exit_cleanly() {
     let (mut job, now) = job(3);
     let actions = job.handle(Input::ConnectionLost(1), now);
@@ -256,7 +271,7 @@ proptest! {
     #[test]
     fn every_job_finishes_once(
         ranks in 1u32..6,
-        noise in proptest::collection::vec((0u8..6, 0u32..6), 0..30),
+        noise in proptest::collection::vec((0u8..7, 0u32..6), 0..30),
     ) {
         let (mut job, now) = job(ranks);
         let mut finished = 0;
@@ -267,6 +282,7 @@ proptest! {
             2 => Input::Exited(n % ranks, RankExit::Exit(n as i32)),
             3 => Input::ConnectionLost(n % ranks),
             4 => Input::LostPeer(n % ranks, (n + 1) % ranks),
+            5 => Input::Stalled,
             _ => Input::Tick,
         });
         for (i, input) in inputs.chain(exits).enumerate() {

@@ -2,8 +2,8 @@
 //! scheduler does not support.
 
 use super::{
-    BatchDirective, BatchError, BatchJob, BatchScheduler, CHECK_NET, REQUIRE_NET, Requirement,
-    RunDir, body, mpiexec, site_title,
+    BatchDirective, BatchError, BatchJob, BatchScheduler, CHECK_NET, PROFILE, REQUIRE_NET,
+    Requirement, RunDir, body, mpiexec, site_title,
 };
 use crate::site_profile::Profile;
 
@@ -40,6 +40,14 @@ pub(super) fn check(
             what: "starts the ranks by mpiexec at this site, for oneCCL, which logs nothing that \
                    --check-net reads",
             fix: "remove --check-net and --require-net",
+        });
+    }
+    let is_profiled = job.launch_options.iter().any(|option| option.starts_with(PROFILE));
+    if is_profiled && mpiexec::is_needed(scheduler, job, site) {
+        return Err(BatchError::Unsupported {
+            scheduler,
+            what: "starts the ranks by mpiexec at this site, for oneCCL, which loads no profiler plug-in",
+            fix: "remove --profile",
         });
     }
     let is_flux_directive = |line: &str| {

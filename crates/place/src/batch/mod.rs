@@ -28,6 +28,8 @@ pub use time_limit::{TimeLimit, TimeLimitError};
 pub const CHECK_NET: &str = "--check-net";
 /// See [`CHECK_NET`].
 pub const REQUIRE_NET: &str = "--require-net";
+/// Option of `regatta launch` that loads NCCL's profiler plug-in.
+pub const PROFILE: &str = "--profile";
 
 /// A scheduler with batch scripts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

@@ -196,12 +196,12 @@ fn single_node_jobs_have_no_network_option() {
 fn ranks_of_aurora_are_started_by_mpiexec() {
     let queue = Some("debug".to_owned());
     let given =
-        BatchJob { queue, launch_options: words("--profile aurora --without A"), ..job("./a") };
+        BatchJob { queue, launch_options: words("--site aurora --without A"), ..job("./a") };
     let text = script_for("aurora", &given).unwrap();
     for line in [
-        "eval \"$(regatta env --profile aurora --without A || echo exit 1)\"\n",
-        "options=$(regatta map --profile aurora --format pals) || exit\n",
-        "    mpiexec --envall $options regatta launch --profile aurora --without A \\\n    -- ./a\n",
+        "eval \"$(regatta env --site aurora --without A || echo exit 1)\"\n",
+        "options=$(regatta map --site aurora --format pals) || exit\n",
+        "    mpiexec --envall $options regatta launch --site aurora --without A \\\n    -- ./a\n",
     ] {
         assert!(text.contains(line), "{line}:\n{text}");
     }

@@ -60,7 +60,7 @@ pub use registry::Profiles;
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
-    /// Name for `--profile`: `lumi-g`.
+    /// Name for `--site`: `lumi-g`.
     #[serde(deserialize_with = "parse::name")]
     pub name: String,
     /// Display name.

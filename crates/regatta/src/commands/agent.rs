@@ -18,6 +18,7 @@ use regatta_model::{Allocation, Machine, document};
 use regatta_place::{gpu_visibility, rendezvous};
 
 use crate::cli::AgentArgs;
+use crate::commands::launch::profile;
 use crate::{output, system};
 
 /// Maximum size of a boot document, in bytes.
@@ -45,7 +46,7 @@ pub fn run(args: &AgentArgs) -> Result<()> {
     let reserved = port::reserve(ports.skip(8));
     let port = reserved.as_ref().map(|port| port.port());
     let registration = Registration { node, machine: document::to_json_line(&machine)?, port };
-    agent::run(&boot, registration, &system::resolve, &mut signals)
+    agent::run(&boot, registration, &system::resolve, &profile::record_on_node, &mut signals)
         .with_context(|| format!("agent on {}", machine.host))
 }
 

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
+use regatta_events::record::settings::Level;
 use regatta_launch::channel::{self, Json};
 use regatta_launch::secret_file;
 use regatta_model::units::pluralize;
@@ -29,6 +30,8 @@ pub struct LaunchRequest<'a> {
     pub run_dir: PathBuf,
     /// Whether each rank gets a GPU.
     pub gpus: bool,
+    /// What is recorded of the ranks' collectives.
+    pub profile: Option<Level>,
     /// The user's options for `regatta launch` (`--launch`).
     pub user_options: Option<&'a str>,
 }
@@ -58,6 +61,7 @@ impl LaunchRequest<'_> {
         merge("--ranks", &mut args.job.ranks, self.ranks)?;
         merge("--ranks-per-node", &mut args.job.ranks_per_node, self.ranks_per_node)?;
         merge("--run-dir", &mut args.run_dir, Some(self.run_dir.clone()))?;
+        merge("--profile", &mut args.profile.level, self.profile)?;
         args.job.no_gpus |= !self.gpus;
         // An explicit rank count may exceed the cores.
         args.job.oversubscribe = true;

@@ -254,7 +254,7 @@ fn launcher_options(cluster: &TestCluster) {
                 when = { nodes = \">1\" }\nrequires = { srun = \"--network=disable_rdzv_get\" }\n";
     std::fs::write(&profile, text).unwrap();
     let file = profile.to_str().unwrap();
-    let site = ["--profile-file", file, "--profile", "site", "--ranks-per-node", "1"];
+    let site = ["--site-file", file, "--site", "site", "--ranks-per-node", "1"];
     let launch = |nodes: &str, options: &[&str], command: &[&str]| {
         let words = ["-Q", nodes, "--exclusive", REGATTA, "launch"];
         let mut salloc = cluster.hosts.login("salloc", words);

@@ -44,5 +44,5 @@ com.hooks.aws_ofi_nccl.variant = "cuda-dl"
 EOF
 
 # `exec`: signals of Slurm reach regatta.
-exec regatta launch --profile alps --launcher-option=--environment="$PWD/jobs/train/environment.toml" --run-dir "jobs/train/run-$run" \
+exec regatta launch --site alps --launcher-option=--environment="$PWD/jobs/train/environment.toml" --run-dir "jobs/train/run-$run" \
     -- python train.py

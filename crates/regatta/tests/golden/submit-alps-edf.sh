@@ -32,5 +32,5 @@ run=0
 while [ -e "jobs/train/run-$run" ]; do run=$((run + 1)); done
 
 # `exec`: signals of Slurm reach regatta.
-exec regatta launch --profile alps --launcher-option=--environment="$PWD"/my-env.toml --run-dir "jobs/train/run-$run" \
+exec regatta launch --site alps --launcher-option=--environment="$PWD"/my-env.toml --run-dir "jobs/train/run-$run" \
     -- python train.py

@@ -33,12 +33,12 @@
 cd "$PBS_O_WORKDIR" || exit
 
 # The master address and the settings of the site, for the ranks of all nodes.
-eval "$(regatta env --profile aurora --ranks-per-node 12 || echo exit 1)"
+eval "$(regatta env --site aurora --ranks-per-node 12 || echo exit 1)"
 # Number of ranks, their cores, and what the settings of the site require of mpiexec.
-options=$(regatta map --profile aurora --ranks-per-node 12 --format pals) || exit
+options=$(regatta map --site aurora --ranks-per-node 12 --format pals) || exit
 
 # PBS sends no signal before the time limit: `timeout` sends TERM 120 s earlier, so that the
 # ranks can save. `exec`: signals of PBS reach regatta.
 exec timeout --preserve-status --signal=TERM 3480 \
-    mpiexec --envall $options regatta launch --profile aurora --ranks-per-node 12 \
+    mpiexec --envall $options regatta launch --site aurora --ranks-per-node 12 \
     -- python train.py

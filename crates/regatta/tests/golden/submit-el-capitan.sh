@@ -30,5 +30,5 @@ run=0
 while [ -e "jobs/train/run-$run" ]; do run=$((run + 1)); done
 
 # `exec`: signals of Flux reach regatta.
-exec regatta launch --profile el-capitan --run-dir "jobs/train/run-$run" \
+exec regatta launch --site el-capitan --run-dir "jobs/train/run-$run" \
     -- python train.py

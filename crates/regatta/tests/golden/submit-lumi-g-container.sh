@@ -32,5 +32,5 @@ run=0
 while [ -e "jobs/train/run-$run" ]; do run=$((run + 1)); done
 
 # `exec`: signals of Slurm reach regatta.
-exec regatta launch --profile lumi-g --run-dir "jobs/train/run-$run" \
+exec regatta launch --site lumi-g --run-dir "jobs/train/run-$run" \
     -- singularity exec --bind "$PWD" torch.sif python train.py

@@ -36,5 +36,5 @@ while [ -e "jobs/train/task-$task/run-$run" ]; do run=$((run + 1)); done
 # PBS sends no signal before the time limit: `timeout` sends TERM 120 s earlier, so that the
 # ranks can save. `exec`: signals of PBS reach regatta.
 exec timeout --preserve-status --signal=TERM 3480 \
-    regatta launch --profile infiniband --run-dir "jobs/train/task-$task/run-$run" \
+    regatta launch --site infiniband --run-dir "jobs/train/task-$task/run-$run" \
     -- python train.py

@@ -34,7 +34,7 @@ run=0
 while [ -e "jobs/train/run-$run" ]; do run=$((run + 1)); done
 
 # `exec`: signals of Slurm reach regatta.
-exec regatta launch --profile perlmutter --run-dir "jobs/train/run-$run" \
+exec regatta launch --site perlmutter --run-dir "jobs/train/run-$run" \
     -- podman-hpc run --rm --gpu --nccl --network=host --ipc=host \
     -e RANK -e WORLD_SIZE -e 'LOCAL_*' -e 'GROUP_*' -e 'CROSS_*' -e 'MASTER_*' -e 'REGATTA_*' -e 'SLURM_*' \
     -e CUDA_VISIBLE_DEVICES -e CUDA_DEVICE_ORDER -e 'OMP*' -e 'NCCL_*' -e 'GLOO_*' -e 'FI_*' \

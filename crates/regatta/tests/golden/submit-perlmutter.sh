@@ -34,5 +34,5 @@ run=0
 while [ -e "jobs/train/run-$run" ]; do run=$((run + 1)); done
 
 # `exec`: signals of Slurm reach regatta.
-exec regatta launch --profile perlmutter --run-dir "jobs/train/run-$run" \
+exec regatta launch --site perlmutter --run-dir "jobs/train/run-$run" \
     -- python train.py

@@ -37,5 +37,5 @@ while [ -e "jobs/train/run-$run" ]; do run=$((run + 1)); done
 # PBS sends no signal before the time limit: `timeout` sends TERM 120 s earlier, so that the
 # ranks can save. `exec`: signals of PBS reach regatta.
 exec timeout --preserve-status --signal=TERM 3480 \
-    regatta launch --profile polaris --run-dir "jobs/train/run-$run" \
+    regatta launch --site polaris --run-dir "jobs/train/run-$run" \
     -- python train.py

@@ -30,5 +30,5 @@ run=0
 while [ -e "jobs/regatta-launch/run-$run" ]; do run=$((run + 1)); done
 
 # `exec`: signals of Slurm reach regatta.
-exec regatta launch --profile infiniband --run-dir "jobs/regatta-launch/run-$run" \
+exec regatta launch --site infiniband --run-dir "jobs/regatta-launch/run-$run" \
     --spares 1 ./train

@@ -110,7 +110,7 @@ fn fuzz_tree(name: &str, seed: u64) {
     let tree = SysfsTree::of(&system(name));
     let groups = groups(all_paths(tree.path()));
     let backups = TempDir::new();
-    let words = |output: &str| format!("map --machine {} --profile {name} {output}", tree.arg());
+    let words = |output: &str| format!("map --machine {} --site {name} {output}", tree.arg());
     let intact = run_line(&words("--json")).ok();
     let mut noticed = 0;
     for round in 0..ROUNDS {

@@ -28,8 +28,8 @@ fn recorded_tree_and_its_dump_give_the_same_plan() {
     let folder = TempDir::new();
     let file = folder.file("node.json");
     run_line(&format!("map --machine {} --dump {file}", tree.arg())).ok();
-    let loaded = map_json(&format!("--machine {file} --profile lumi-g"));
-    let recorded = map_json(&format!("--machine {} --profile lumi-g", tree.arg()));
+    let loaded = map_json(&format!("--machine {file} --site lumi-g"));
+    let recorded = map_json(&format!("--machine {} --site lumi-g", tree.arg()));
     assert_eq!(loaded.placement, recorded.placement);
     assert_eq!(loaded.machines, recorded.machines);
 }

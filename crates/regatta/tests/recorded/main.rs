@@ -62,7 +62,7 @@ fn assert_same_ranks(name: &str, found: &MapOutput, described: &MapOutput) {
 fn sysfs_files_of_every_system_give_its_published_plan() {
     for name in SYSTEMS {
         let tree = SysfsTree::of(&system(name));
-        let found = plan_of(&tree, &format!("--profile {name}"));
+        let found = plan_of(&tree, &format!("--site {name}"));
         assert_same_as_described(name, &found);
         assert_eq!(found.machine().notes, [""; 0], "{name}");
     }
@@ -72,7 +72,7 @@ fn sysfs_files_of_every_system_give_its_published_plan() {
 fn tiles_are_discovered_with_both_intel_drivers() {
     let options = SysfsOptions { intel: IntelDriver::Xe, ..Default::default() };
     let tree = SysfsTree::with_options(&system("aurora"), &options);
-    assert_same_as_described("aurora", &plan_of(&tree, "--profile aurora"));
+    assert_same_as_described("aurora", &plan_of(&tree, "--site aurora"));
 }
 
 #[test]
@@ -89,12 +89,12 @@ fn sites_are_detected_by_hardware_and_domain() {
 fn offline_sibling_threads_are_not_used() {
     let options = SysfsOptions { offline: "64-127".parse().unwrap(), ..Default::default() };
     let lumi = SysfsTree::with_options(&system("lumi-g"), &options);
-    let lumi = plan_of(&lumi, "--profile lumi-g --smt all");
+    let lumi = plan_of(&lumi, "--site lumi-g --smt all");
     assert_eq!(lumi.cpus()[..3], ["49-55", "57-63", "17-23"]);
     assert_eq!(lumi.machine().gpus[0].cpus.to_string(), "48-63");
     assert_eq!(lumi.machine().threads_per_core(), 1);
     let perlmutter = SysfsTree::with_options(&system("perlmutter"), &options);
-    let perlmutter = plan_of(&perlmutter, "--profile perlmutter");
+    let perlmutter = plan_of(&perlmutter, "--site perlmutter");
     assert_eq!(perlmutter.cpus(), ["48-63", "32-47", "16-31", "0-15"]);
 }
 
@@ -103,7 +103,7 @@ fn offline_cpus_are_not_used() {
     let off = "3,17-18,40-47,67,81-82,104-111";
     let options = SysfsOptions { offline: off.parse().unwrap(), ..Default::default() };
     let tree = SysfsTree::with_options(&system("lumi-g"), &options);
-    let found = plan_of(&tree, "--profile lumi-g");
+    let found = plan_of(&tree, "--site lumi-g");
     assert_eq!(found.machine().cores.len(), 64 - 11);
     // Each rank stays on its NUMA node, and ranks of one NUMA node get equally many cores.
     let offline: CpuSet = off.parse().unwrap();
@@ -123,7 +123,7 @@ fn offline_cpus_are_not_used() {
 /// Asserts that all ranks are bound inside the cpuset.
 fn assert_inside_cpuset(tree: &SysfsTree, cpus: &str) -> MapOutput {
     let allowed: CpuSet = cpus.parse().unwrap();
-    let found = plan_of(tree, "--profile lumi-g");
+    let found = plan_of(tree, "--site lumi-g");
     assert_eq!(found.machine().usable.cgroup.as_ref(), Some(&allowed));
     for rank in found.ranks() {
         assert!(!rank.cpus.is_empty() && rank.cpus.is_subset(&allowed), "{}", rank.cpus);
@@ -180,7 +180,7 @@ fn cpuset_is_found_if_the_cgroup_path_is_not_visible() {
 fn memory_policy_respects_the_cgroup() {
     let tree = SysfsTree::of(&system("lumi-g"));
     tree.cgroup_v2("/job", "0-127", "0-1");
-    let found = plan_of(&tree, "--profile lumi-g");
+    let found = plan_of(&tree, "--site lumi-g");
     assert_eq!(found.machine().usable.cgroup, None, "all CPUs: no restriction");
     assert_eq!(found.ranks()[0].memory, MemoryPolicy::Default, "node 3 is not allowed");
     assert_eq!(found.ranks()[2].memory, MemoryPolicy::Prefer(vec![1]));
@@ -190,7 +190,7 @@ fn memory_policy_respects_the_cgroup() {
 fn devices_without_numa_node_share_all_cores_equally() {
     let options = SysfsOptions { no_pci_numa: true, ..Default::default() };
     let tree = SysfsTree::with_options(&system("perlmutter"), &options);
-    let found = plan_of(&tree, "--profile perlmutter");
+    let found = plan_of(&tree, "--site perlmutter");
     assert!(found.machine().gpus.iter().all(|g| g.numa.is_none()));
     assert!(found.machine().nics.iter().all(|n| n.numa.is_none()));
     // Locality is unknown, so each rank gets an equal share of all cores.
@@ -223,10 +223,10 @@ fn single_numa_node_is_local_to_every_gpu() {
 fn empty_mig_numa_nodes_of_gh200_are_ignored() {
     let options = SysfsOptions { empty_mig_nodes: true, ..Default::default() };
     let tree = SysfsTree::with_options(&system("alps"), &options);
-    let found = plan_of(&tree, "--profile alps");
+    let found = plan_of(&tree, "--site alps");
     assert_eq!(found.machine().numa.len(), 36);
     assert_same_as_described("alps", &found);
-    let text = run_line(&format!("map --machine {} --profile alps", tree.arg())).ok();
+    let text = run_line(&format!("map --machine {} --site alps", tree.arg())).ok();
     assert!(!text.contains("NUMA 5"), "empty nodes are not drawn:\n{text}");
 }
 
@@ -235,7 +235,7 @@ fn container_is_reported() {
     let tree = SysfsTree::of(&system("polaris"));
     assert_eq!(plan_of(&tree, "").machine().os.container, None);
     tree.file("/.dockerenv", "");
-    let found = plan_of(&tree, "--profile polaris");
+    let found = plan_of(&tree, "--site polaris");
     assert_eq!(found.machine().os.container.as_deref(), Some("docker"));
     assert_same_as_described("polaris", &found);
     run_line(&format!("map --machine {}", tree.arg()))

@@ -6,6 +6,7 @@
 pub mod bench;
 pub mod cgroup;
 pub mod disk;
+pub mod fake_rank;
 pub mod metrics;
 pub mod parallel_cases;
 pub mod process;

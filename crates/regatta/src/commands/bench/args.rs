@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::child_run::ChildArgs;
 use super::file_args::{CompareArgs, ReadArgs};
 use super::nccl_tests_args::{IterationArgs, SizeArgs};
-use crate::options::positive;
+use crate::options::{ProfileArgs, positive};
 
 /// `regatta bench`.
 #[derive(Debug, Args)]
@@ -244,6 +244,9 @@ pub struct BenchRankArgs {
     /// GPUs per thread, as in nccl-tests: each is one rank (see -t)
     #[arg(short = 'g', long = "ngpus", value_name = "COUNT", value_parser = positive(), conflicts_with = "ranks")]
     pub gpus: Option<u32>,
+    #[command(flatten)]
+    #[serde(skip)]
+    pub profile: ProfileArgs,
     /// Additional options for `regatta launch`, e.g. '--launcher ssh --start-timeout 60'
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
     pub launch: Option<String>,

@@ -49,6 +49,7 @@ fn launch_options(ranks: &BenchRankArgs, run_dir: PathBuf) -> Result<Box<LaunchA
         hostfile: ranks.hostfile.as_deref(),
         run_dir,
         gpus: may_use_gpus(ranks.backend),
+        profile: ranks.profile.level,
         user_options: ranks.launch.as_deref(),
     };
     let mut args = request.options()?;

@@ -124,9 +124,9 @@ fn launch_options(options: &LaunchArgs) -> Vec<OsString> {
     add("--launcher", launcher.map(OsString::from));
     add("--ssh", options.ssh.as_ref().map(OsString::from));
     add("--agent", options.agent.as_ref().map(OsString::from));
-    add("--profile", options.source.profile.as_ref().map(OsString::from));
-    for file in &options.source.profile_file {
-        add("--profile-file", Some(file.into()));
+    add("--site", options.source.site.as_ref().map(OsString::from));
+    for file in &options.source.site_file {
+        add("--site-file", Some(file.into()));
     }
     for option in &options.launcher_option {
         add("--launcher-option", Some(option.into()));

@@ -6,11 +6,13 @@ mod line_writer;
 mod local;
 mod net_check;
 mod preflight;
+pub mod profile;
 mod rank_specs;
 mod report;
 mod start_agents;
+mod status_watch;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -168,6 +170,12 @@ fn become_rank(args: &LaunchArgs, discovery: Discovery, rank: u32) -> Result<Exi
              start it without srun or mpiexec, or set NCCL_DEBUG=INFO and read the log with `regatta net-log`"
         );
     }
+    if args.profile.level.is_some() {
+        bail!(
+            "--profile needs one `regatta launch` for the whole job, not one per rank: start it without \
+             srun or mpiexec, or install the plug-in with `regatta plugin install`"
+        );
+    }
     let plan = discovery.plan(&args.source, &args.job)?;
     if rank >= plan.placement.ranks {
         let ranks = pluralize(plan.placement.ranks as usize, "rank");
@@ -197,6 +205,7 @@ fn dry_run(args: &LaunchArgs, mut discovery: Discovery) -> Result<ExitCode> {
     nodes.truncate(nodes.len() - args.spares as usize);
     let mut plan = local::LocalTarget::new(args, discovery, &id, None).plan(0)?;
     net_check::set_variables(args, &mut plan, "RUN-FOLDER/net", 0)?;
+    profile::set_variables(args, &mut plan, Path::new("RUN-FOLDER").join(profile::FOLDER))?;
     plan.job.placement.warnings.iter().for_each(output::warn);
     output::print(&format!("{agents}{}", report::describe(&plan)))?;
     Ok(ExitCode::SUCCESS)
@@ -211,6 +220,7 @@ fn start(args: &LaunchArgs, discovery: Discovery, observer: Observer<'_>) -> Res
     let console = Console::new(args, observer);
     let ended = console.and_then(|console| supervise(args, discovery, &id, &mut folder, console));
     if ended.is_err() {
+        profile::discard(&folder);
         folder.discard();
     }
     // What the caller prints waits for the terminal.
@@ -266,6 +276,7 @@ fn run_attempts(
         plan.set_run_dir(folder.path());
         console.prepare(&mut plan, target.excluded())?;
         let mut net_check = NetCheck::prepare(args, &mut plan, folder, attempt)?;
+        let mut profile = profile::prepare(args, &mut plan, folder)?;
         report::write_plan(folder, &plan)?;
         console.set_hosts(&plan.hosts());
         let job = JobAttempt {
@@ -282,11 +293,16 @@ fn run_attempts(
         if attempt == 0 && !console.has_observer() {
             report::print_start(&plan, folder);
         }
-        let mut workers = CheckedWorkers { workers, check: net_check.as_mut() };
+        let check = net_check.as_mut();
+        let mut workers = CheckedWorkers { workers, check, watch: profile.as_mut() };
         let mut outcome = job::run(&job, &mut workers, folder, signals, console);
         is_incomplete |= console.report_losses(folder.path());
+        if let Some(watch) = profile {
+            profile::finish(watch, folder, &mut outcome.result);
+        }
         let withheld = console.take_withheld();
         report::print_result(&outcome.result, folder, console.prints_run_dir(), &withheld);
+        profile::print_hint(args, folder);
         console.apply_failure(&mut outcome.result);
         if let Some(check) = net_check {
             check.finish(folder, &mut outcome.result);
@@ -413,6 +429,7 @@ mod tests {
             reason: String::new(),
             failure: None,
             hang: None,
+            collectives: Vec::new(),
             notes: Vec::new(),
             rank_exits: Default::default(),
             seconds: 1.0,

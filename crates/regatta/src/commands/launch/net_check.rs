@@ -19,6 +19,7 @@ use regatta_observe::net_log::report::{Level, report};
 use regatta_observe::net_log::{NetLog, NetReport, Requirement, SourceId};
 
 use super::rank_specs::{LaunchPlan, env_var};
+use super::status_watch::StatusWatch;
 use crate::cli::{FAINT, LaunchArgs};
 use crate::commands::net_log::{self, failed_requirement, render};
 use crate::output;
@@ -320,19 +321,31 @@ fn read_from(path: &Path, offset: u64, chunk: &mut [u8]) -> std::io::Result<usiz
     file.read(chunk)
 }
 
-/// The ranks of an attempt, with the events of a check.
+/// The ranks of an attempt, with the events of a check and of the ranks' collectives.
 pub struct CheckedWorkers<'a> {
     pub workers: &'a mut dyn WorkerGroup,
     pub check: Option<&'a mut NetCheck>,
+    pub watch: Option<&'a mut StatusWatch>,
 }
 
 impl WorkerGroup for CheckedWorkers<'_> {
     fn next(&mut self, timeout: Duration, output_paused: bool) -> Option<JobEvent> {
-        let event = self.check.as_mut().and_then(|check| check.event());
-        event.or_else(|| self.workers.next(timeout, output_paused))
+        let checked = self.check.as_mut().and_then(|check| check.event());
+        let watched = || self.watch.as_mut().and_then(|watch| watch.event(output_paused));
+        if let Some(event) = checked.or_else(watched) {
+            return Some(event);
+        }
+        let event = self.workers.next(timeout, output_paused)?;
+        if let Some(watch) = &mut self.watch {
+            watch.on_event(&event);
+        }
+        Some(event)
     }
 
     fn control(&mut self, control: RankControl) {
+        if let Some(watch) = &mut self.watch {
+            watch.on_control(control);
+        }
         self.workers.control(control);
     }
 }

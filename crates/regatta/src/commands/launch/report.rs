@@ -7,7 +7,7 @@ use anstream::adapter::strip_str;
 use anyhow::Result;
 use regatta_launch::node_pool::{NodeChange, PoolUpdate};
 use regatta_launch::run_folder::{self, RunFolder};
-use regatta_model::result::RunResult;
+use regatta_model::result::{RunResult, StalledOperation};
 use regatta_model::units::pluralize;
 use regatta_model::{CpuSet, MemoryPolicy, document, hostlist};
 
@@ -15,6 +15,9 @@ use super::rank_specs::LaunchPlan;
 use crate::cli::{ERROR, FAINT, HEADING, WARNING};
 use crate::output::{self, Stream};
 use crate::shell::{quote, quote_words};
+
+/// Causes of a hang that are printed.
+const MAX_CAUSES: usize = 8;
 
 /// Writes machine, placement and environment to the run folder.
 pub fn write_plan(folder: &RunFolder, launch: &LaunchPlan) -> Result<()> {
@@ -117,6 +120,7 @@ pub fn print_result(
         text.push_str(&format!("{WARNING}{}{WARNING:#}\n", result.reason));
         text.push_str(&format!("{FAINT}run folder: {}{FAINT:#}\n", folder.display()));
     } else if result.exit_code != 0 && !result.is_stopped_early() {
+        text.push_str(&stalled(&result.collectives));
         text.push_str(&format!("{ERROR}{}{ERROR:#}\n", result.reason));
         if let Some(failure) = &result.failure {
             for line in last_lines {
@@ -133,6 +137,23 @@ pub fn print_result(
         text.push_str(&format!("{FAINT}run folder: {}{FAINT:#}\n", folder.display()));
     }
     output::eprint(&text);
+}
+
+/// Which ranks the others waited for, before the consequence that ended the job.
+fn stalled(operations: &[StalledOperation]) -> String {
+    let (consequences, causes): (Vec<_>, Vec<_>) =
+        operations.iter().partition(|operation| operation.is_consequence);
+    let lines = causes.iter().take(MAX_CAUSES).map(|operation| {
+        let message = Stream::Stderr.sanitized(&operation.message);
+        format!("{ERROR}{message}{ERROR:#}\n")
+    });
+    let mut text: String = lines.collect();
+    let others = consequences.len() + causes.len().saturating_sub(MAX_CAUSES);
+    if others > 0 {
+        let operations = pluralize(others, "further operation");
+        text.push_str(&format!("  {operations} did not complete: see result.json\n"));
+    }
+    text
 }
 
 /// The states of ranks, one line per state.

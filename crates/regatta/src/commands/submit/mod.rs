@@ -18,8 +18,9 @@ use regatta_place::batch::{
 };
 use regatta_place::site_profile::Profile;
 
+use crate::commands::launch::profile;
 use crate::commands::net_log;
-use crate::options::{MAX_NODES, NamedValue, one_of, positive};
+use crate::options::{MAX_NODES, NamedValue, ProfileArgs, one_of, positive};
 use crate::sanitize::sanitize;
 use crate::{output, shell};
 use record::JobRecord;
@@ -106,14 +107,16 @@ pub struct SubmitArgs {
     /// plug-in by its name; NAME/GDRDMA also requires GPUDirect RDMA
     #[arg(long, value_name = "NAME", value_parser = network, help_heading = "Program")]
     require_net: Option<String>,
+    #[command(flatten)]
+    profile: ProfileArgs,
 
     /// Site profile: lumi-g, frontier, perlmutter, polaris, aurora, alps, jupiter, marenostrum5-acc,
-    /// el-capitan, or one of --profile-file [default: detected]
-    #[arg(long, value_name = "NAME", visible_alias = "profile", help_heading = "Site")]
+    /// el-capitan, or one of --site-file [default: detected]
+    #[arg(long, value_name = "NAME", visible_alias = "site", help_heading = "Site")]
     system: Option<String>,
     /// Read additional site profiles from a TOML file (repeatable)
     #[arg(long, value_name = "FILE", help_heading = "Site")]
-    profile_file: Vec<PathBuf>,
+    site_file: Vec<PathBuf>,
     /// Scheduler to write the script for [default: the site's, else the one that is installed]
     #[arg(long, value_name = "NAME", value_parser = one_of(&SCHEDULERS), help_heading = "Site")]
     scheduler: Option<BatchScheduler>,
@@ -175,7 +178,7 @@ The site's requirements are in its profile: whole nodes, GPUs, network options, 
 
 /// Runs the command.
 pub fn run(args: &SubmitArgs) -> Result<()> {
-    let site = Site::detect(args.system.as_deref(), &args.profile_file)?;
+    let site = Site::detect(args.system.as_deref(), &args.site_file)?;
     let scheduler = site.scheduler(args.scheduler)?;
     let mut job = batch_job(args, &site, scheduler)?;
     if args.dry_run {
@@ -254,6 +257,7 @@ fn batch_job(args: &SubmitArgs, site: &Site, scheduler: BatchScheduler) -> Resul
         ("--ranks-per-node", args.ranks_per_node.is_some()),
         ("--check-net", args.check_net),
         ("--require-net", args.require_net.is_some()),
+        (batch::PROFILE, args.profile.level.is_some()),
     ];
     let given = for_programs.iter().find(|(_, is_given)| *is_given);
     if let Some((option, _)) = given.filter(|_| !matches!(kind, RunKind::Program | RunKind::Launch))
@@ -296,11 +300,11 @@ fn batch_job(args: &SubmitArgs, site: &Site, scheduler: BatchScheduler) -> Resul
 fn launch_options(args: &SubmitArgs, site: &Site) -> Result<Vec<String>> {
     let mut options = Vec::new();
     if site.is_known {
-        options.extend(["--profile".to_owned(), site.profile.name.clone()]);
+        options.extend(["--site".to_owned(), site.profile.name.clone()]);
     }
-    for file in &args.profile_file {
+    for file in &args.site_file {
         let path = std::path::absolute(file)?.into_os_string();
-        options.extend(["--profile-file".to_owned(), utf8(path)?]);
+        options.extend(["--site-file".to_owned(), utf8(path)?]);
     }
     for name in &args.without {
         options.extend(["--without".to_owned(), name.clone()]);
@@ -313,6 +317,9 @@ fn launch_options(args: &SubmitArgs, site: &Site) -> Result<Vec<String>> {
     }
     if let Some(name) = &args.require_net {
         options.extend([batch::REQUIRE_NET.to_owned(), name.clone()]);
+    }
+    if let Some(level) = args.profile.level {
+        options.push(format!("{}={}", batch::PROFILE, profile::level_name(level)));
     }
     Ok(options)
 }

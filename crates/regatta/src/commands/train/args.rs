@@ -6,7 +6,7 @@ use clap::Args;
 
 use regatta_train::config::{self, ConfigError};
 
-use crate::options::positive;
+use crate::options::{ProfileArgs, positive};
 
 /// `regatta train`.
 #[derive(Debug, Args)]
@@ -84,6 +84,8 @@ pub struct TrainRankArgs {
     /// Take the nodes from FILE instead of the scheduler
     #[arg(long, value_name = "FILE")]
     pub hostfile: Option<PathBuf>,
+    #[command(flatten)]
+    pub profile: ProfileArgs,
     /// Additional options for `regatta launch`, e.g. '--spares 1 --max-restarts 5'
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
     pub launch: Option<String>,

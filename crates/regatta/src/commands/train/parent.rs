@@ -118,6 +118,7 @@ fn launch_request<'a>(args: &'a TrainArgs, config: &Config, run_dir: PathBuf) ->
         hostfile: ranks.hostfile.as_deref(),
         run_dir,
         gpus: config.train.device != Some(DeviceKind::Cpu),
+        profile: ranks.profile.level,
         user_options: ranks.launch.as_deref(),
     }
 }

@@ -1,0 +1,118 @@
+//! The communicators of a job, each with the status of its ranks.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use regatta_events::status::{CommunicatorStatus, Status};
+
+use super::JobStatus;
+
+/// All communicators.
+#[derive(Debug)]
+pub(super) struct Groups<'a> {
+    pub all: Vec<Group<'a>>,
+    /// Ranks with a status.
+    pub known: BTreeMap<u32, &'a str>,
+    /// Ranks whose processes have ended their recording.
+    pub ended: BTreeSet<u32>,
+    /// Whether ranks are those of the launcher: programs such as torchrun start ranks of their own.
+    pub are_launched: bool,
+}
+
+/// A communicator.
+#[derive(Debug)]
+pub(super) struct Group<'a> {
+    pub members: Vec<Member<'a>>,
+}
+
+/// A rank of a communicator.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Member<'a> {
+    /// Rank of the job.
+    pub rank: u32,
+    pub process: &'a Status,
+    pub status: &'a CommunicatorStatus,
+}
+
+/// What identifies a communicator: its ID, or its name and size if that is unknown.
+pub(super) type Key<'a> = (u64, &'a str, u32);
+
+pub(super) fn key(status: &CommunicatorStatus) -> Key<'_> {
+    let communicator = &status.communicator;
+    match communicator.id {
+        0 => (0, &communicator.name, communicator.ranks),
+        id => (id, "", 0),
+    }
+}
+
+/// The job rank of a process. A program that does not know it is named by its rank in a communicator of
+/// all ranks.
+fn rank_of(job: &JobStatus<'_>, process: &Status, status: &CommunicatorStatus) -> Option<u32> {
+    let of_all = status.communicator.ranks as usize == job.hosts.len();
+    process.process.rank.or_else(|| of_all.then_some(status.communicator.rank))
+}
+
+pub(super) fn group<'a>(job: &JobStatus<'a>) -> Groups<'a> {
+    let mut all: BTreeMap<Key<'a>, Vec<Member<'a>>> = BTreeMap::new();
+    let mut known = BTreeMap::new();
+    let mut running = BTreeSet::new();
+    for process in job.statuses {
+        let rank = process.process.rank;
+        known.extend(rank.map(|rank| (rank, process.process.host.as_str())));
+        running.extend(rank.filter(|_| !process.ended));
+        for status in &process.communicators {
+            let Some(rank) = rank_of(job, process, status) else { continue };
+            known.entry(rank).or_insert(&process.process.host);
+            all.entry(key(status)).or_default().push(Member { rank, process, status });
+        }
+    }
+    let are_launched = known.keys().all(|rank| (*rank as usize) < job.hosts.len());
+    let ended = known.keys().copied().filter(|rank| !running.contains(rank)).collect();
+    let all = all.into_values().map(|members| Group { members }).collect();
+    Groups { all, known, ended, are_launched }
+}
+
+impl Groups<'_> {
+    /// Whether a rank's process has ended.
+    pub fn has_ended(&self, job: &JobStatus<'_>, rank: u32) -> bool {
+        job.exited.contains(&rank) && self.are_launched || self.ended.contains(&rank)
+    }
+
+    /// The host of a rank.
+    pub fn host<'b>(&'b self, job: &JobStatus<'b>, rank: u32) -> Option<&'b str> {
+        let launched = || job.hosts.get(rank as usize).map(String::as_str);
+        self.known.get(&rank).copied().or_else(launched)
+    }
+}
+
+impl Group<'_> {
+    /// Members of the communicator that no status lists, as job ranks if they can be told: those that
+    /// have no status, or all that are not members.
+    pub fn absent(&self, job: &JobStatus<'_>, groups: &Groups<'_>) -> Absent {
+        let size = self.members.iter().map(|member| member.status.communicator.ranks).max();
+        let count = (size.unwrap_or(0) as usize).saturating_sub(self.members.len());
+        let members: BTreeSet<u32> = self.members.iter().map(|member| member.rank).collect();
+        if count == 0 || !groups.are_launched {
+            return Absent { count, ranks: BTreeSet::new() };
+        }
+        let others = (0..job.hosts.len() as u32).filter(|rank| !members.contains(rank));
+        let others: BTreeSet<u32> = others.collect();
+        let is_silent = |rank: &&u32| !groups.known.contains_key(*rank);
+        let silent: BTreeSet<u32> = others.iter().filter(is_silent).copied().collect();
+        let ranks = [others, silent].into_iter().find(|ranks| ranks.len() == count);
+        Absent { count, ranks: ranks.unwrap_or_default() }
+    }
+
+    /// The job rank of a rank of the communicator.
+    pub fn job_rank(&self, rank: u32) -> Option<u32> {
+        let mut members = self.members.iter();
+        members.find(|member| member.status.communicator.rank == rank).map(|member| member.rank)
+    }
+}
+
+/// Ranks of a communicator without a status.
+#[derive(Debug, Default)]
+pub(super) struct Absent {
+    pub count: usize,
+    /// Their job ranks; empty if they cannot be told.
+    pub ranks: BTreeSet<u32>,
+}

@@ -1,0 +1,81 @@
+//! Which rank keeps a collective or message from completing, from the live status of all ranks.
+//!
+//! Ranks issue the collectives of a communicator in the same order, so their counts tell who is behind: a
+//! rank that has enqueued fewer than the others has not arrived at the collective in which they wait.
+
+mod collective;
+mod groups;
+mod message;
+mod stall;
+#[cfg(test)]
+mod tests;
+mod text;
+mod wait_graph;
+
+use std::collections::BTreeSet;
+
+use regatta_events::status::{CurrentOperation, Status};
+
+use groups::{Groups, group};
+pub use stall::StallTracker;
+
+/// A job at one instant.
+#[derive(Debug, Clone, Copy)]
+pub struct JobStatus<'a> {
+    /// The host of each rank that was launched.
+    pub hosts: &'a [String],
+    /// The newest status of each process.
+    pub statuses: &'a [Status],
+    /// Ranks that have exited.
+    pub exited: &'a BTreeSet<u32>,
+    /// Nanoseconds since 1970.
+    pub now: u64,
+    /// Operations in flight for a shorter time, in nanoseconds, are ordinary.
+    pub min_age: u64,
+}
+
+/// How a finding relates to the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// The ranks it names wait for no other rank.
+    Cause,
+    /// The ranks it names wait for ranks that wait for them.
+    Cycle,
+    /// The ranks it names wait for the ranks of another finding.
+    Consequence,
+}
+
+/// An operation that does not complete.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// Its relation to the other findings.
+    pub role: Role,
+    /// The ranks that the others wait for. Empty if the status does not tell.
+    pub ranks: BTreeSet<u32>,
+    /// The ranks that wait.
+    pub waiting: BTreeSet<u32>,
+    /// The ranks whose progress would complete it: those above, or all whose GPU has not started it.
+    blocked_by: BTreeSet<u32>,
+    /// For how long, in nanoseconds.
+    pub age: u64,
+    /// One sentence.
+    pub message: String,
+}
+
+/// The operations that do not complete, the causes first, then the oldest.
+pub fn judge(job: &JobStatus<'_>) -> Vec<Finding> {
+    let groups: Groups<'_> = group(job);
+    let collectives = groups.all.iter().filter_map(|group| collective::judge(job, &groups, group));
+    let messages = groups.all.iter().flat_map(|group| message::judge(job, &groups, group));
+    let mut findings: Vec<Finding> = collectives.chain(messages).collect();
+    wait_graph::assign_roles(&mut findings);
+    findings.sort_by_key(|finding| (finding.role, std::cmp::Reverse(finding.age)));
+    findings
+}
+
+/// For how long an operation of a status has been in flight. The status is not rewritten while nothing
+/// changes.
+fn age(job: &JobStatus<'_>, status: &Status, operation: &CurrentOperation) -> u64 {
+    let at_write = status.host_time.saturating_sub(operation.enqueued);
+    at_write.saturating_add(job.now.saturating_sub(status.realtime))
+}

@@ -1,0 +1,94 @@
+//! Ranks and operations in words.
+
+use std::collections::BTreeSet;
+
+use regatta_events::operation::Communicator;
+use regatta_events::status::CurrentOperation;
+use regatta_model::units::{format_bytes, pluralize};
+use regatta_model::{CpuSet, hostlist};
+
+use super::JobStatus;
+use super::groups::Groups;
+
+/// Names ranks.
+pub(super) struct Names<'a> {
+    pub job: &'a JobStatus<'a>,
+    pub groups: &'a Groups<'a>,
+}
+
+impl Names<'_> {
+    /// `rank 3`, `ranks 0-2,4`.
+    pub fn list(&self, ranks: &BTreeSet<u32>) -> String {
+        let mut set = CpuSet::new();
+        ranks.iter().for_each(|rank| set.insert(*rank as usize));
+        format!("{} {set}", if ranks.len() == 1 { "rank" } else { "ranks" })
+    }
+
+    /// `rank 3 on n2`.
+    pub fn with_hosts(&self, ranks: &BTreeSet<u32>) -> String {
+        let hosts = ranks.iter().filter_map(|rank| self.groups.host(self.job, *rank));
+        let hosts: BTreeSet<&str> = hosts.collect();
+        let hosts: Vec<&str> = hosts.into_iter().collect();
+        match hosts.is_empty() {
+            true => self.list(ranks),
+            false => format!("{} on {}", self.list(ranks), hostlist::compress(&hosts)),
+        }
+    }
+
+    /// Ranks whose status does not have the communicator.
+    pub fn without(&self, ranks: &BTreeSet<u32>) -> String {
+        let is_silent = ranks.iter().all(|rank| !self.groups.known.contains_key(rank));
+        let why = match is_silent {
+            true => "no status: no communicator, or the node does not see the run folder",
+            false => "no such communicator",
+        };
+        format!("{} ({why})", self.with_hosts(ranks))
+    }
+}
+
+/// `all-reduce 57 (4 MiB of bf16, communicator tp, 8 ranks)`.
+pub(super) fn describe_collective(
+    operation: &CurrentOperation,
+    communicator: &Communicator,
+) -> String {
+    let mut details = size(operation);
+    details.push(communicator_name(communicator));
+    if communicator.ranks > 0 {
+        details.push(pluralize(communicator.ranks as usize, "rank"));
+    }
+    let kind = operation.kind.known_name().unwrap_or("collective");
+    format!("{kind} {} ({})", operation.index, details.join(", "))
+}
+
+/// `send 12 (4 MiB of bf16, communicator pp)`.
+pub(super) fn describe_message(
+    operation: &CurrentOperation,
+    communicator: &Communicator,
+) -> String {
+    let mut details = size(operation);
+    details.push(communicator_name(communicator));
+    let kind = operation.kind.known_name().unwrap_or("message");
+    format!("{kind} {} ({})", operation.index, details.join(", "))
+}
+
+/// The size, except of a barrier.
+fn size(operation: &CurrentOperation) -> Vec<String> {
+    let bytes = format_bytes(operation.bytes);
+    match (operation.bytes, operation.dtype.known_name()) {
+        (0, _) => Vec::new(),
+        (_, Some(dtype)) => vec![format!("{bytes} of {dtype}")],
+        (_, None) => vec![bytes],
+    }
+}
+
+fn communicator_name(communicator: &Communicator) -> String {
+    match communicator.name.as_str() {
+        "" => format!("communicator {:#x}", communicator.id),
+        name => format!("communicator {name}"),
+    }
+}
+
+/// Whole seconds.
+pub(super) fn seconds(nanoseconds: u64) -> String {
+    format!("{} s", nanoseconds / 1_000_000_000)
+}

@@ -1,0 +1,188 @@
+//! `--profile`: the profiler plug-in in the run folder, and the variables by which all ranks load it.
+
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use anyhow::{Context, Result, bail};
+use regatta_events::file;
+use regatta_events::record::settings::{FOLDER_VARIABLE, LEVEL_VARIABLE, Level};
+use regatta_launch::process::RankSpec;
+use regatta_launch::run_folder::RunFolder;
+use regatta_model::result::{RunResult, StalledOperation};
+use regatta_observe::comms_status::{Finding, Role};
+
+use super::rank_specs::{LaunchPlan, env_var};
+use super::status_watch::StatusWatch;
+use crate::cli::{FAINT, LaunchArgs};
+use crate::options::LEVELS;
+use crate::{output, plugins};
+
+/// Environment variable with the path of NCCL's and RCCL's profiler plug-in.
+pub const PLUGIN_VARIABLE: &str = "NCCL_PROFILER_PLUGIN";
+/// Folder of the event files in the run folder.
+pub const FOLDER: &str = "comms";
+/// Part of the warning about a node that records to a folder of its own.
+const NOT_SEEN: &str = "this node does not see the run folder";
+/// Most operations of a hang that `result.json` lists.
+const MAX_OPERATIONS: usize = 64;
+
+/// Name of a level.
+pub fn level_name(level: Level) -> &'static str {
+    LEVELS.iter().find(|(_, value, _)| *value == level).map_or("", |(name, ..)| name)
+}
+
+/// Sets the variables of all ranks, for a folder of event files that has the plug-in, too.
+pub fn set_variables(args: &LaunchArgs, plan: &mut LaunchPlan, folder: PathBuf) -> Result<()> {
+    let Some(level) = args.profile.level else { return Ok(()) };
+    let library = folder.join(plugins::PROFILER_NAME);
+    let [Some(folder), Some(library)] = [folder.to_str(), library.to_str()] else {
+        bail!("--profile needs a run folder whose path is UTF-8: pass --run-dir")
+    };
+    let variables = [
+        (PLUGIN_VARIABLE, library),
+        (FOLDER_VARIABLE, folder),
+        (LEVEL_VARIABLE, level_name(level)),
+    ];
+    for (name, value) in variables {
+        check_user_value(name, plan.job.env.get(name), value)?;
+        for rank in &mut plan.ranks {
+            rank.add_variable(env_var(name, value, "collectives are recorded (--profile)"));
+        }
+    }
+    Ok(())
+}
+
+/// A value of the user that contradicts the option is an error: one of them would be ignored. The level
+/// of the option counts.
+fn check_user_value(name: &str, user: Option<&str>, value: &str) -> Result<()> {
+    match user.filter(|user| !user.is_empty() && *user != value) {
+        Some(user) if name != LEVEL_VARIABLE => {
+            bail!("{name}={user} is set, and --profile sets it, too: unset it, or remove --profile")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes the plug-in to the run folder, sets the variables of all ranks, and starts to read their
+/// status; `None` without the option.
+pub fn prepare(
+    args: &LaunchArgs,
+    plan: &mut LaunchPlan,
+    folder: &RunFolder,
+) -> Result<Option<StatusWatch>> {
+    if args.profile.level.is_none() {
+        return Ok(None);
+    }
+    let path = std::path::absolute(folder.path()).context("path of the run folder")?.join(FOLDER);
+    set_variables(args, plan, path.clone())?;
+    plugins::install_profiler(&path)?;
+    StatusWatch::start(path, plan.hosts(), args.limits().hang_after).map(Some)
+}
+
+/// Adapts the ranks of a node that does not see the run folder: their events go to a folder of the node.
+pub fn record_on_node(specs: &mut [RankSpec]) -> Option<String> {
+    let is_recorded = |spec: &RankSpec| spec.env.iter().any(|(name, _)| name == FOLDER_VARIABLE);
+    if !specs.iter().any(is_recorded) {
+        return None;
+    }
+    let folder = node_folder();
+    let path = folder.as_ref().ok();
+    let library = path.map(|folder| folder.join(plugins::PROFILER_NAME));
+    let text = |path: Option<&PathBuf>| path?.to_str().map(str::to_owned);
+    for (name, value) in specs.iter_mut().flat_map(|spec| &mut spec.env) {
+        match name.as_str() {
+            FOLDER_VARIABLE => *value = text(path),
+            PLUGIN_VARIABLE => *value = text(library.as_ref()),
+            _ => {}
+        }
+    }
+    Some(match folder {
+        Ok(folder) => format!(
+            "{NOT_SEEN}: the collectives of its ranks are recorded in {} \
+             there, and the hang report does not know them",
+            folder.display()
+        ),
+        Err(error) => format!(
+            "{NOT_SEEN}, and the collectives of its ranks are not \
+             recorded: {error}"
+        ),
+    })
+}
+
+/// A folder with the plug-in for all attempts of the job on this node. It must be new: ranks load the
+/// library in it.
+fn node_folder() -> Result<PathBuf, String> {
+    static FOLDER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let create = || -> Result<PathBuf> {
+        let folder = std::env::temp_dir().join(format!("regatta-comms-{}", std::process::id()));
+        let created = DirBuilder::new().mode(0o700).create(&folder);
+        created.with_context(|| format!("cannot create {}", folder.display()))?;
+        plugins::install_profiler(&folder)?;
+        Ok(folder)
+    };
+    FOLDER.get_or_init(|| create().map_err(|error| format!("{error:#}"))).clone()
+}
+
+/// Adds the operations that did not complete to the result of a job that failed, and a note if nothing
+/// was recorded.
+pub fn finish(watch: StatusWatch, folder: &RunFolder, result: &mut RunResult) {
+    if result.exit_code != 0 && !result.is_stopped_early() {
+        let findings = watch.judge(result.hang.is_some());
+        result.collectives = findings.into_iter().take(MAX_OPERATIONS).map(operation).collect();
+    }
+    let is_elsewhere = result.notes.iter().any(|note| note.contains(NOT_SEEN));
+    if result.exit_code == 0 && !is_elsewhere && !has_events(folder) {
+        result.notes.push(
+            "--profile recorded nothing: the job created no NCCL or RCCL communicator, or its library \
+             did not load the plug-in, which needs NCCL 2.26 or newer (NCCL_DEBUG=INFO shows why)"
+                .to_owned(),
+        );
+    }
+}
+
+fn operation(finding: Finding) -> StalledOperation {
+    StalledOperation {
+        message: finding.message,
+        ranks: finding.ranks.into_iter().collect(),
+        seconds: finding.age as f64 / 1e9,
+        is_consequence: finding.role == Role::Consequence,
+    }
+}
+
+/// Prints the command that shows what was recorded.
+pub fn print_hint(args: &LaunchArgs, folder: &RunFolder) {
+    if args.profile.level.is_some() && has_events(folder) {
+        let path = crate::shell::quote(&folder.path().to_string_lossy());
+        output::eprint(&format!("{FAINT}collectives: regatta comms {path}{FAINT:#}\n"));
+    }
+}
+
+/// Removes what [`prepare`] wrote to a folder in which nothing ran.
+pub fn discard(folder: &RunFolder) {
+    folder.remove(FOLDER, plugins::PROFILER_NAME);
+}
+
+fn has_events(folder: &RunFolder) -> bool {
+    let entries = std::fs::read_dir(folder.path().join(FOLDER)).into_iter().flatten().flatten();
+    let mut paths = entries.map(|entry| entry.path());
+    paths.any(|path| path.extension().is_some_and(|extension| extension == file::EXTENSION))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_plugin_of_the_user_contradicts_the_option() {
+        let check = |name, user| check_user_value(name, user, "/run/lib.so");
+        let error = check(PLUGIN_VARIABLE, Some("/opt/own.so")).unwrap_err().to_string();
+        assert!(error.starts_with("NCCL_PROFILER_PLUGIN=/opt/own.so is set"), "{error}");
+        assert!(check(FOLDER_VARIABLE, Some("/other")).is_err());
+        for user in [None, Some(""), Some("/run/lib.so")] {
+            assert!(check(PLUGIN_VARIABLE, user).is_ok(), "{user:?}");
+        }
+        assert!(check(LEVEL_VARIABLE, Some("steps")).is_ok(), "the option counts");
+    }
+}
