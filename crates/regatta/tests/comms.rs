@@ -4,6 +4,7 @@
 
 mod support;
 
+use regatta_events::clock::host_now;
 use regatta_events::file::{BlockEncoder, Lost, MAGIC, Record};
 use regatta_events::operation::{
     Algorithm, ClockSync, Communicator, DataType, Network, Operation, OperationKind, Process,
@@ -342,7 +343,7 @@ fn status_shows_the_collective_in_flight() {
 }
 
 /// Records three all-reduces as the plug-in does: the GPU's clock is an hour ahead.
-fn record(folder: &TempDir, rank: u32, late: u64) {
+fn record(folder: &TempDir, rank: u32, first: u64, late: u64) {
     const AHEAD: u64 = 3600 * SECOND;
     let process = Process { world_size: Some(2), ..process(rank, 0) };
     let process = Process { host: "node0".to_owned(), boot_id: "boot".to_owned(), ..process };
@@ -353,7 +354,7 @@ fn record(folder: &TempDir, rank: u32, late: u64) {
     recorder.push(RawEvent::Open(open));
     for index in 0..3 {
         let operation = recorder.next_operation();
-        let enqueued = START + index * 1_000_000;
+        let enqueued = first + index * 1_000_000;
         recorder.push(RawEvent::Enqueue(Enqueue {
             operation,
             communicator,
@@ -366,6 +367,7 @@ fn record(folder: &TempDir, rank: u32, late: u64) {
             channels: 1,
             peer: -1,
             count: 1000,
+            bytes: 0,
             captured: false,
         }));
         let (start, end) = (enqueued + 10_000 + late, enqueued + 100_000);
@@ -378,8 +380,9 @@ fn record(folder: &TempDir, rank: u32, late: u64) {
 #[test]
 fn files_of_the_recorder_are_read() {
     let folder = TempDir::new();
-    record(&folder, 0, 0);
-    record(&folder, 1, 20_000);
+    let first = host_now() + SECOND;
+    record(&folder, 0, first, 0);
+    record(&folder, 1, first, 20_000);
     let json: Value = run_in(&folder, "comms run --json").json();
     assert_eq!(json["warnings"].as_array().unwrap().len(), 0, "{}", json["warnings"]);
     let row = &json["histogram"][0];
