@@ -115,7 +115,7 @@ fn write_file(path: &Path, rank: u32, events: u64) -> Result<()> {
     let mut indices = [0; 4];
     let mut time = 1_000_000_000;
     for number in 0..events {
-        if number % 10_000 == 0 {
+        if number.is_multiple_of(10_000) {
             let (host, device_ahead) = (time, Some(500_000));
             block.push(&Record::Clock(ClockSync { host, realtime: time + 7, device_ahead }));
         }
@@ -163,7 +163,7 @@ fn operation(number: u64, rank: u32, indices: &mut [u64; 4], time: &mut u64) -> 
         timing: Timing::Device,
         start: *time + late + 500_000,
         end: *time + 25_000 + bytes / 200 + 500_000,
-        network: (number % 2 == 0).then_some(network),
+        network: number.is_multiple_of(2).then_some(network),
         captured: false,
         completed: true,
     }
