@@ -109,7 +109,7 @@ fn open(selected: &Selected<'_>) -> Option<Warning> {
     Some(Warning::new(
         "open",
         format!("the files of {} have no end", describe(open())),
-        "their processes are running, or were killed; `regatta comms --status` shows their last \
+        "their processes are running, or were killed; `regatta comms RUN --status` shows their last \
          collectives",
     ))
 }
