@@ -2,6 +2,7 @@
 
 mod device_clock;
 mod open_operation;
+mod open_set;
 #[cfg(test)]
 mod tests;
 mod unreported;
@@ -10,6 +11,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use device_clock::DeviceClock;
 use open_operation::OpenOperation;
+use open_set::OpenSet;
 use unreported::Overtaken;
 
 use crate::operation::{Communicator, Operation};
@@ -26,7 +28,7 @@ const MAX_OPEN: usize = 1 << 16;
 #[derive(Debug, Default)]
 pub struct Assembler {
     communicators: BTreeMap<u32, CommunicatorState>,
-    open: BTreeMap<u64, OpenOperation>,
+    open: OpenSet,
     /// Operations that seem to have ended, and since when.
     ended: VecDeque<(u64, u64)>,
     clock: DeviceClock,
@@ -75,9 +77,7 @@ impl Assembler {
             }
             RawEvent::Enqueue(enqueue) => {
                 self.enqueue(enqueue);
-                if self.open.len() > MAX_OPEN
-                    && let Some((_, oldest)) = self.open.pop_first()
-                {
+                if let Some(oldest) = self.open.pop_beyond(MAX_OPEN) {
                     self.unfinished += 1;
                     emit(Assembled::Operation(oldest.finish(&self.clock)));
                 }
@@ -135,13 +135,13 @@ impl Assembler {
         let index = *counter;
         *counter += 1;
         let open = OpenOperation::new(enqueue, index, state.communicator.ranks);
-        self.open.insert(enqueue.operation, open);
+        self.open.insert(open);
     }
 
     /// Applies an event to an operation in flight. Events of operations that were lost or stored already
     /// are ignored.
     fn update(&mut self, operation: u64, now: u64, apply: impl FnOnce(&mut OpenOperation)) {
-        let Some(open) = self.open.get_mut(&operation) else { return };
+        let Some(open) = self.open.get_mut(operation) else { return };
         apply(open);
         let collective = !open.enqueue.kind.is_p2p();
         if let Some(state) = self.communicators.get_mut(&open.enqueue.communicator)
@@ -169,8 +169,8 @@ impl Assembler {
             let collective = !open.has_started() && !open.enqueue.kind.is_p2p();
             collective && self.overtaken.contains(open.enqueue.communicator, open.index)
         };
-        let open = self.open.iter().filter(|(_, open)| is_overtaken(open));
-        let operations: Vec<u64> = open.map(|(operation, _)| *operation).collect();
+        let open = self.open.iter().filter(|open| is_overtaken(open));
+        let operations: Vec<u64> = open.map(|open| open.enqueue.operation).collect();
         for operation in operations {
             self.update(operation, now, OpenOperation::set_untimed);
         }
@@ -182,13 +182,13 @@ impl Assembler {
             && now.saturating_sub(since) >= LINGER_NS
         {
             self.ended.pop_front();
-            if self.open.get(&operation).is_some_and(|open| open.has_ended())
-                && let Some(open) = self.open.remove(&operation)
+            if self.open.get_mut(operation).is_some_and(|open| open.has_ended())
+                && let Some(open) = self.open.remove(operation)
             {
                 emit(Assembled::Operation(open.finish(&self.clock)));
             }
         }
-        let in_flight = |index: &u32| self.open.values().any(|o| o.enqueue.communicator == *index);
+        let in_flight = |index: &u32| self.open.iter().any(|o| o.enqueue.communicator == *index);
         if self.communicators.values().any(|state| state.closed) {
             let done: Vec<u32> = self.closed().filter(|index| !in_flight(index)).collect();
             done.iter().for_each(|index| drop(self.communicators.remove(index)));
@@ -201,7 +201,7 @@ impl Assembler {
 
     /// Passes on all operations, also those that have not ended, which then have no duration.
     pub fn finish(&mut self, mut emit: impl FnMut(Assembled)) {
-        for open in std::mem::take(&mut self.open).into_values() {
+        for open in self.open.take_all() {
             emit(Assembled::Operation(open.finish(&self.clock)));
         }
         self.ended.clear();
@@ -236,7 +236,7 @@ impl Assembler {
         let index = state.communicator.index;
         let oldest = |p2p: bool| {
             // What was captured into a CUDA graph runs when the graph is launched, if ever.
-            let mut open = self.open.values().filter(|open| {
+            let mut open = self.open.iter().filter(|open| {
                 let Enqueue { communicator, kind, captured, .. } = open.enqueue;
                 communicator == index && kind.is_p2p() == p2p && !captured
             });

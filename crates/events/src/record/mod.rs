@@ -48,7 +48,6 @@ struct Shared {
     rings: Rings,
     names: NameTable,
     lost: AtomicU64,
-    operations: AtomicU64,
     communicators: AtomicU32,
     /// Flushes requested and done.
     requested: AtomicU64,
@@ -67,8 +66,6 @@ impl Recorder {
             rings: Rings::new(capacity),
             names: NameTable::default(),
             lost: AtomicU64::new(0),
-            // An operation of 0 would be a null handle.
-            operations: AtomicU64::new(1),
             communicators: AtomicU32::new(1),
             requested: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
@@ -88,10 +85,10 @@ impl Recorder {
         }
     }
 
-    /// The number of the next operation, from 1.
+    /// A number for an operation of this thread; never 0.
     #[inline]
     pub fn next_operation(&self) -> u64 {
-        self.shared.operations.fetch_add(1, Ordering::Relaxed)
+        self.shared.rings.next_operation()
     }
 
     /// The index of the next communicator, from 1.

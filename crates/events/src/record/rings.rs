@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 
@@ -11,7 +11,8 @@ use super::raw::RawEvent;
 use crate::clock::host_now;
 
 /// The number of rings. Further threads share them.
-const RINGS: usize = 16;
+const RINGS: usize = 1 << RING_BITS;
+const RING_BITS: u32 = 4;
 /// No ring has been chosen for a thread.
 const NONE: usize = usize::MAX;
 
@@ -25,9 +26,18 @@ thread_local! {
 /// Bounded lock-free queues of events.
 #[derive(Debug)]
 pub(super) struct Rings {
-    /// Allocated by the first event of a thread.
-    rings: [OnceLock<ArrayQueue<TimedEvent>>; RINGS],
+    rings: [Ring; RINGS],
     capacity: usize,
+}
+
+/// The ring of a thread, in cache lines of its own.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Ring {
+    /// Allocated by the first event of a thread.
+    queue: OnceLock<ArrayQueue<TimedEvent>>,
+    /// Operations that its threads have numbered.
+    operations: AtomicU64,
 }
 
 /// An event and its time.
@@ -40,15 +50,26 @@ struct TimedEvent {
 impl Rings {
     /// Rings that hold this many events each.
     pub(super) fn new(capacity: usize) -> Self {
-        Self { rings: [const { OnceLock::new() }; RINGS], capacity }
+        let ring = || Ring { queue: OnceLock::new(), operations: AtomicU64::new(0) };
+        Self { rings: std::array::from_fn(|_| ring()), capacity }
     }
 
     /// Appends an event to the ring of this thread. Returns whether there was room.
     #[inline]
     pub(super) fn push(&self, event: RawEvent) -> bool {
         let time = event.time().unwrap_or_else(host_now);
-        let ring = self.rings[own_ring()].get_or_init(|| ArrayQueue::new(self.capacity));
-        ring.push(TimedEvent { time, event }).is_ok()
+        let queue = &self.rings[own_ring()].queue;
+        let queue = queue.get_or_init(|| ArrayQueue::new(self.capacity));
+        queue.push(TimedEvent { time, event }).is_ok()
+    }
+
+    /// A number that no other operation has, from [`RINGS`] on. One counter for all threads would move
+    /// between their cores.
+    #[inline]
+    pub(super) fn next_operation(&self) -> u64 {
+        let own = own_ring();
+        let number = self.rings[own].operations.fetch_add(1, Ordering::Relaxed) + 1;
+        number << RING_BITS | own as u64
     }
 }
 
@@ -73,8 +94,8 @@ impl Merge {
     /// to be written, too. Returns whether a ring may have more.
     pub(super) fn fill(&mut self, rings: &Rings) -> bool {
         let mut more = false;
-        for ring in rings.rings.iter().filter_map(OnceLock::get) {
-            let events = std::iter::from_fn(|| ring.pop()).take(rings.capacity);
+        for queue in rings.rings.iter().filter_map(|ring| ring.queue.get()) {
+            let events = std::iter::from_fn(|| queue.pop()).take(rings.capacity);
             let before = self.events.len();
             self.events.extend(events);
             more |= self.events.len() - before == rings.capacity;
@@ -123,6 +144,21 @@ mod tests {
         assert_eq!(first, [0, 1, 2, 3, 10, 11, 12, 13, 20, 21]);
         let rest: Vec<u64> = until(&mut merge, u64::MAX);
         assert_eq!(rest, [22, 23, 30, 31, 32, 33, 40, 41, 42, 43]);
+    }
+
+    #[test]
+    fn no_two_operations_have_the_same_number() {
+        let rings = Rings::new(1);
+        let threads = 40;
+        let mut all: Vec<u64> = std::thread::scope(|scope| {
+            let numbers = || (0..100).map(|_| rings.next_operation()).collect::<Vec<_>>();
+            let started: Vec<_> = (0..threads).map(|_| scope.spawn(numbers)).collect();
+            started.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        all.sort_unstable();
+        assert!(all[0] > 0);
+        all.dedup();
+        assert_eq!(all.len(), 100 * threads);
     }
 
     #[test]
