@@ -1,4 +1,8 @@
 //! Selects from a table, given NCCL's cost table of a call.
+//!
+//! All ranks of a communicator must select the same, or they wait for each other forever. So a selection
+//! depends only on what is equal on all ranks: the table, the collective, and NCCL's costs. Whether buffers
+//! are registered is not: each rank knows that of its own.
 
 use crate::{Algorithm, Choice, Communicator, Function, Protocol, SizeRange, Table};
 
@@ -37,8 +41,6 @@ pub struct Call {
     pub bytes: u64,
     /// Whether the call is several operations of a group.
     pub is_aggregated: bool,
-    /// Whether the buffers are registered with NCCL.
-    pub is_registered: bool,
 }
 
 /// NCCL's estimated costs of a call, by algorithm and protocol.
@@ -99,8 +101,6 @@ pub enum Reason {
     NoRow,
     /// The table is measured with single operations.
     Aggregated,
-    /// The table is measured with buffers that are not registered.
-    Registered,
     /// NCCL cannot use the choice of the table in this communicator.
     Unavailable(Choice),
     /// NCCL avoids the choice of the table for this call.
@@ -114,9 +114,6 @@ pub fn select(rules: &Rules, call: Call, costs: &CostTable<'_>) -> Decision {
     let Some((_, first)) = matching.peek() else { return Decision::Kept(Reason::NoRow) };
     if call.is_aggregated {
         return Decision::Kept(Reason::Aggregated);
-    }
-    if call.is_registered {
-        return Decision::Kept(Reason::Registered);
     }
     let mut reason = Reason::Unavailable(*first);
     let limit = costs.lowest_cost() * RELEGATED;
@@ -148,7 +145,7 @@ all-reduce ranks=8 nodes=1 bytes=0..18446744073709551615 ring simple
 
     fn call(bytes: u64) -> Call {
         let function = Function::AllReduce;
-        Call { function, bytes, is_aggregated: false, is_registered: false }
+        Call { function, bytes, is_aggregated: false }
     }
 
     /// Costs by algorithm and protocol: ring LL is the lowest.
@@ -191,8 +188,6 @@ all-reduce ranks=8 nodes=1 bytes=0..18446744073709551615 ring simple
         let rules = rules(16, 2);
         let aggregated = Call { is_aggregated: true, ..call(64) };
         assert_eq!(selected(&rules, aggregated, costs()), Decision::Kept(Reason::Aggregated));
-        let registered = Call { is_registered: true, ..call(64) };
-        assert_eq!(selected(&rules, registered, costs()), Decision::Kept(Reason::Registered));
         let mut relegated = costs();
         relegated[0] = 1024.0 * 20.0;
         let found = selected(&rules, call(1024), relegated);
@@ -223,10 +218,10 @@ all-reduce ranks=8 nodes=1 bytes=0..18446744073709551615 ring simple
             protocols in 0usize..6,
             function in prop::sample::select(&Function::ALL[..]),
             bytes: u64,
-            flags: (bool, bool),
+            is_aggregated: bool,
         ) {
             let before = costs.clone();
-            let call = Call { function, bytes, is_aggregated: flags.0, is_registered: flags.1 };
+            let call = Call { function, bytes, is_aggregated };
             let mut table = CostTable { costs: &mut costs, protocols };
             for rules in [rules(16, 2), rules(8, 1)] {
                 if let Decision::Chosen(choice) = select(&rules, call, &table) {

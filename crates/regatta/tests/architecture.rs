@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// All library crates that the binary may use.
-const LIBRARIES: &str = "model discover doctor events place wire launch comm measure observe predict device kernels-cpu kernels-cuda train";
+const LIBRARIES: &str = "model discover doctor events place wire launch comm measure nccl-tuning observe predict device kernels-cpu kernels-cuda train";
 
 /// The crates of this workspace that each crate may depend on, outside of tests.
-const ALLOWED_DEPENDENCIES: [(&str, &str); 21] = [
+const ALLOWED_DEPENDENCIES: [(&str, &str); 24] = [
     ("crates/model", ""),
     ("crates/discover", "model"),
     ("crates/doctor", "model discover wire"),
@@ -19,6 +19,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &str); 21] = [
     ("crates/launch", "model discover place wire"),
     ("crates/comm", "model wire events"),
     ("crates/measure", "model comm"),
+    ("crates/nccl-tuning", ""),
     ("crates/observe", "model events"),
     ("crates/predict", "model comm"),
     ("crates/kernels/device", "model comm"),
@@ -27,7 +28,9 @@ const ALLOWED_DEPENDENCIES: [(&str, &str); 21] = [
     ("crates/kernels/conformance", "comm device"),
     ("crates/train", "model comm device kernels-cpu predict"),
     ("crates/testbed", ""),
-    ("plugins/profiler", "events"),
+    ("plugins/abi", ""),
+    ("plugins/profiler", "events plugin-abi"),
+    ("plugins/tuner", "nccl-tuning plugin-abi"),
     ("crates/regatta", LIBRARIES),
     (
         "bench",
@@ -37,7 +40,8 @@ const ALLOWED_DEPENDENCIES: [(&str, &str); 21] = [
 ];
 
 /// Crates without any I/O, and the identifiers that would be I/O.
-const PURE: [&str; 4] = ["crates/model", "crates/observe", "crates/place", "crates/predict"];
+const PURE: [&str; 5] =
+    ["crates/model", "crates/nccl-tuning", "crates/observe", "crates/place", "crates/predict"];
 const IO: &str = "std::fs std::process std::env std::io:: TcpStream TcpListener UdpSocket \
                   ToSocketAddrs Instant::now SystemTime::now libc::";
 
