@@ -209,6 +209,13 @@ pub fn run_id(now: SystemTime, pid: u32) -> String {
     format!("{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}-{pid}")
 }
 
+/// The date in UTC: `2026-11-15`.
+pub fn utc_date(now: SystemTime) -> String {
+    let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();
+    let (year, month, day) = civil_date(since / 86_400);
+    format!("{year:04}-{month:02}-{day:02}")
+}
+
 /// The time in a run ID; None if the text is not one.
 pub fn run_id_time(id: &str) -> Option<SystemTime> {
     let number =
@@ -249,6 +256,8 @@ mod tests {
 
     #[test]
     fn run_id_formats_the_utc_date() {
+        let late = SystemTime::UNIX_EPOCH + Duration::from_secs(1_709_251_199);
+        assert_eq!(utc_date(late), "2024-02-29");
         let at = |secs: u64| run_id(SystemTime::UNIX_EPOCH + Duration::from_secs(secs), 7);
         assert_eq!(at(0), "19700101-000000-7");
         assert_eq!(at(951_782_400), "20000229-000000-7");

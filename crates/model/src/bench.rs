@@ -138,6 +138,9 @@ pub struct BenchShape {
     /// Ranks per node, if it is the same on all nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ranks_per_node: Option<u32>,
+    /// Number of nodes as NCCL counts them: ranks with different `NCCL_HOSTID` are on different nodes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nccl_nodes: Option<u32>,
     /// Host names, in rank order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<String>,

@@ -111,6 +111,25 @@ impl Table {
         found
     }
 
+    /// Replaces the rows of collectives on a communicator, and what is said of their measurement: the
+    /// comments that begin with the communicator.
+    pub fn replace(
+        &mut self,
+        communicator: Communicator,
+        functions: &[Function],
+        rows: Vec<Row>,
+        description: &str,
+    ) {
+        let is_replaced =
+            |row: &Row| row.communicator == communicator && functions.contains(&row.function);
+        self.rows.retain(|row| !is_replaced(row));
+        self.rows.extend(rows);
+        let names: Vec<&str> = functions.iter().map(|function| function.name()).collect();
+        let head = format!("{communicator} {}:", names.join(","));
+        self.comments.retain(|comment| !comment.starts_with(&head));
+        self.comments.push(format!("{head} {description}"));
+    }
+
     /// Distinguishes tables in logs: all ranks must use the same one. Comments do not count.
     pub fn digest(&self) -> u64 {
         // FNV-1a: the same in every build of the plug-in.
@@ -124,8 +143,38 @@ impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{MAGIC} {VERSION}")?;
         // A line break would end the comment.
-        let lines = self.comments.iter().flat_map(|comment| comment.split(['\n', '\r']));
+        let lines = self.comments.iter().flat_map(|comment| comment.split('\n'));
         lines.map(str::trim).try_for_each(|line| writeln!(f, "# {line}"))?;
         self.rows.iter().try_for_each(|row| writeln!(f, "{row}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_the_measured_collectives_are_replaced() {
+        let text = "regatta-nccl-tuning 1
+# by hand
+# ranks=2 nodes=1 all-reduce: old
+all-reduce ranks=2 nodes=1 bytes=1..8 tree ll
+all-reduce ranks=2 nodes=2 bytes=1..8 tree ll
+reduce ranks=2 nodes=1 bytes=1..8 ring ll
+";
+        let mut table: Table = text.parse().unwrap();
+        let digest = table.digest();
+        let communicator = Communicator { ranks: 2, nodes: 1 };
+        let row = Row { sizes: SizeRange { first: 3, last: 4 }, ..table.rows[0] };
+        table.replace(communicator, &[Function::AllReduce], vec![row], "new");
+        let expected = "regatta-nccl-tuning 1
+# by hand
+# ranks=2 nodes=1 all-reduce: new
+all-reduce ranks=2 nodes=2 bytes=1..8 tree ll
+reduce ranks=2 nodes=1 bytes=1..8 ring ll
+all-reduce ranks=2 nodes=1 bytes=3..4 tree ll
+";
+        assert_eq!(table.to_string(), expected);
+        assert_ne!(table.digest(), digest);
     }
 }

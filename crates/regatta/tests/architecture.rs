@@ -34,7 +34,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &str); 24] = [
     ("crates/regatta", LIBRARIES),
     (
         "bench",
-        "model discover doctor events place profiler wire launch comm observe predict device kernels-cpu kernels-cuda train testbed",
+        "model discover doctor events nccl-tuning place profiler wire launch comm observe predict device kernels-cpu kernels-cuda train testbed",
     ),
     ("xtask", ""),
 ];

@@ -143,6 +143,32 @@ fn a_tuning_table_is_written_and_used() {
 }
 
 #[test]
+fn tuning_nccl_without_nccl_is_an_error() {
+    let folder = TempDir::new();
+    let words = "all-reduce --tune table.txt --backend nccl --ranks 2 --run-dir run";
+    let failed = run_command(bench(&folder, words).env("REGATTA_CUDART", "/none/libcudart.so"));
+    let failed = failed.assert_code(1).assert_stderr("1 of 60: NCCL's default, round 1");
+    failed.assert_stderr("/none/libcudart.so").assert_stderr("cannot measure NCCL's default");
+    assert!(folder.read("run/0/output.txt").contains("libcudart"));
+    assert!(!folder.join("table.txt").exists());
+    run(&folder, words).assert_code(1).assert_stderr("run already has results");
+
+    folder.write("other.txt", "not a table");
+    let refused = [
+        ("all-to-all --tune x --backend nccl", "NCCL has one algorithm for the others"),
+        ("all --tune other.txt --backend nccl", "the file exists; choose another name"),
+        ("all --tune x --backend nccl -d all", "choose one type (-d)"),
+        ("all --tune x --backend nccl --tune-rounds 2", "2 is not in 3..=1000"),
+        ("all --tune-channels 1,2", "--tune <FILE>"),
+    ];
+    for (words, expected) in refused {
+        assert_contains(&run(&folder, words).err, expected);
+    }
+    let set = run_command(bench(&folder, "all --tune x --backend nccl").env("NCCL_PROTO", "LL"));
+    set.assert_code(1).assert_stderr("--tune with NCCL sets NCCL_PROTO itself: unset it");
+}
+
+#[test]
 fn a_sweep_measures_every_setting() {
     let folder = TempDir::new();
     let sweep = "all-reduce -b 8 -e 64 -f 8 -n 2 --ranks 2 --run-dir run --plot all.html \

@@ -125,7 +125,7 @@ pub(super) fn shape_of_command(command: &str) -> BenchShape {
     let ranks_per_node = each.and_then(times);
     let exact = |ranks: u32, each: u32| ranks.checked_div(each).filter(|n| n * each == ranks);
     let nodes = nodes.or_else(|| exact(ranks?, ranks_per_node?));
-    BenchShape { ranks, nodes, ranks_per_node, hosts: Vec::new() }
+    BenchShape { ranks, nodes, ranks_per_node, ..BenchShape::default() }
 }
 
 /// The value of an option, in one word or two; 0 is ignored.

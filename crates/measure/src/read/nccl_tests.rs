@@ -296,7 +296,7 @@ pub(super) fn set_shape_from_devices(result: &mut BenchResult) {
     let nodes = hosts.len() as u32;
     let ranks_per_node = ranks.checked_div(nodes).filter(|each| each * nodes == ranks);
     let (ranks, nodes) = (Some(ranks), Some(nodes));
-    result.shape = BenchShape { ranks, nodes, ranks_per_node, hosts };
+    result.shape = BenchShape { ranks, nodes, ranks_per_node, hosts, ..BenchShape::default() };
 }
 
 /// Sets the operation from the hints, or else from the rows.

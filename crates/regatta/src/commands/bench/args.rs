@@ -6,6 +6,8 @@ use clap::{Args, Subcommand, ValueEnum};
 use regatta_measure::baseline::Tolerance;
 use regatta_measure::collectives::parse_size;
 use regatta_model::Operation;
+use regatta_nccl_tuning::fit::MIN_ROUNDS;
+use regatta_nccl_tuning::table::MAX_CHANNELS;
 use serde::{Deserialize, Serialize};
 
 use super::child_run::ChildArgs;
@@ -82,7 +84,11 @@ impl BenchCommand {
             Self::Gather(args) => (Operation::Gather, args),
             Self::Scatter(args) => (Operation::Scatter, args),
             Self::SendRecv(args) => (Operation::SendRecv, args),
-            Self::All(args) => return Some((ALL.to_vec(), args)),
+            Self::All(args) => {
+                let only = &args.mode.only_operation;
+                let is_wanted = |operation: &Operation| only.is_empty() || only.contains(operation);
+                return Some((ALL.into_iter().filter(is_wanted).collect(), args));
+            }
             _ => return None,
         };
         Some((vec![operation], args))
@@ -154,7 +160,12 @@ pub struct CollectiveArgs {
 impl CollectiveArgs {
     /// Whether it launches several child runs.
     pub fn is_multi_run(&self) -> bool {
-        self.mode.scan || !self.mode.sweep.is_empty()
+        self.mode.scan || !self.mode.sweep.is_empty() || self.tunes_nccl()
+    }
+
+    /// Whether it measures a table for NCCL's tuner, not one for Regatta's own collectives.
+    pub fn tunes_nccl(&self) -> bool {
+        self.mode.tune.is_some() && matches!(self.ranks.backend, Backend::Nccl | Backend::Rccl)
     }
 }
 
@@ -180,9 +191,21 @@ pub struct ModeArgs {
     #[arg(long, requires = "pairs")]
     pub one_at_a_time: bool,
     /// Benchmark all algorithms of all collectives over the network and write a tuning table to
-    /// FILE, used by ranks with REGATTA_TUNING=FILE; -b, -e, -f, -i and -n set sizes and iterations
+    /// FILE, used by ranks with REGATTA_TUNING=FILE; -b, -e, -f, -i and -n set sizes and iterations.
+    /// With --backend nccl or rccl: every algorithm and protocol of the library for these
+    /// collectives, for the tuner plug-in (REGATTA_TUNER=FILE); rows of other rank counts are kept
     #[arg(long, value_name = "FILE", conflicts_with_all = ["sweep", "scan", "pairs", "baseline", "spread", "plot", "out"])]
     pub tune: Option<PathBuf>,
+    /// With --tune --backend nccl: number of rounds, in each of which NCCL's default and every
+    /// alternative are measured once
+    #[arg(long, value_name = "COUNT", requires = "tune", default_value_t = 5, value_parser = clap::value_parser!(u32).range(MIN_ROUNDS as i64..=1000))]
+    pub tune_rounds: u32,
+    /// With --tune --backend nccl: also measure rings and trees with these numbers of channels
+    #[arg(long, value_name = "COUNT", requires = "tune", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(1..=MAX_CHANNELS as i64))]
+    pub tune_channels: Vec<u8>,
+    /// Operations of a child run of `all`
+    #[arg(long, value_name = "NAME", hide = true)]
+    pub only_operation: Vec<Operation>,
 }
 
 /// `regatta bench gemm` and `copy`.

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Args;
+use regatta_model::Operation;
 
 use super::args::CollectiveArgs;
 
@@ -24,7 +25,7 @@ pub struct ChildArgs {
 
 /// Whether an argument is one of the hidden options.
 pub fn is_hidden_option(arg: &str) -> bool {
-    ["--child-", "--sweep-var"].iter().any(|prefix| arg.starts_with(prefix))
+    ["--child-", "--sweep-var", "--only-operation"].iter().any(|prefix| arg.starts_with(prefix))
 }
 
 /// Applies the options of a child run to its arguments.
@@ -32,6 +33,7 @@ pub fn apply(args: &mut CollectiveArgs) {
     let Some(folder) = args.child.child_dir.take() else { return };
     args.mode.sweep.clear();
     args.mode.scan = false;
+    args.mode.tune = None;
     args.output.out = None;
     args.output.label = args.child.child_label.take();
     args.table.plot = None;
@@ -51,6 +53,8 @@ pub struct ChildRun {
     pub environment: Vec<(String, String)>,
     /// Number of nodes, if not that of the parent.
     pub nodes: Option<u32>,
+    /// Operations, if not those of the parent.
+    pub operations: Vec<Operation>,
 }
 
 impl ChildRun {
@@ -66,7 +70,8 @@ impl ChildRun {
         let label = format!("--child-label={}", self.label);
         let nodes = self.nodes.map(|count| format!("--child-nodes={count}"));
         let swept = self.environment.iter().map(|(name, _)| format!("--sweep-var={name}"));
-        let more = nodes.into_iter().chain(swept).map(OsString::from);
+        let only = self.operations.iter().map(|name| format!("--only-operation={name}"));
+        let more = nodes.into_iter().chain(swept).chain(only).map(OsString::from);
         [folder, label.into()].into_iter().chain(more).collect()
     }
 }
@@ -95,6 +100,7 @@ mod tests {
             label: "A=1 B=-x".to_owned(),
             environment: vec![("A".to_owned(), "1".to_owned()), ("B".to_owned(), "-x".to_owned())],
             nodes: None,
+            operations: Vec::new(),
         };
         for out in ["-Jx", "-J=x", "-IJx", "-J x", "--out=x", "--output_file x"] {
             let line =
@@ -108,6 +114,8 @@ mod tests {
             assert_eq!(args.ranks.run_dir.as_ref(), Some(&child.folder));
             assert_eq!(args.ranks.sweep_var, ["A", "B"]);
         }
+        let args = applied("--tune x --tune-rounds 3 --backend nccl", &child);
+        assert!(!args.is_multi_run() && args.mode.tune.is_none());
         child.nodes = Some(2);
         let args = applied("--scan --nodes 4 --json --run-dir r", &child);
         assert!(!args.is_multi_run() && !args.output.json);

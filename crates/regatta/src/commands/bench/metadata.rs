@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
@@ -44,6 +45,7 @@ pub fn collect(
         ranks: Some(comm.size()),
         nodes: Some(hosts.len() as u32),
         ranks_per_node: each.filter(|each| counts.values().all(|count| count == each)),
+        nccl_nodes: nccl_nodes(connection)?,
         hosts,
     };
     let label = options.output.label.clone();
@@ -66,6 +68,24 @@ pub fn collect(
         parameters: parameters(&options.workload),
         ..BenchResult::default()
     })
+}
+
+/// The number of nodes as NCCL counts them: by `NCCL_HOSTID`, else by host. `None` without NCCL.
+fn nccl_nodes(connection: &Connection) -> Result<Option<u32>> {
+    let comm = &connection.comm;
+    if connection.device.is_none() {
+        return Ok(None);
+    }
+    let mut hasher = DefaultHasher::new();
+    match std::env::var_os("NCCL_HOSTID").filter(|id| !id.is_empty()) {
+        Some(id) => ("NCCL_HOSTID", id).hash(&mut hasher),
+        None => comm.peer(comm.rank()).host.hash(&mut hasher),
+    }
+    let mut all = vec![0; comm.size() as usize];
+    comm.all_gather(&[hasher.finish().cast_signed()], &mut all)?;
+    all.sort_unstable();
+    all.dedup();
+    Ok(u32::try_from(all.len()).ok())
 }
 
 /// The parameters of a collective benchmark, as nccl-tests prints them.

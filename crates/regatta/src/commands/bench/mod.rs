@@ -17,6 +17,7 @@ pub mod progress_bar;
 mod rank;
 mod reporter;
 mod result_file;
+mod tune_nccl;
 
 use std::process::ExitCode;
 
@@ -40,15 +41,21 @@ pub fn run(mut args: BenchArgs) -> Result<ExitCode> {
     }
     let Some(options) = options::parse(&args.command)? else { return Ok(ExitCode::SUCCESS) };
     let in_a_job = is_rank("bench")?;
-    let collective = args.command.collective().map(|(_, args)| args);
-    match (in_a_job, collective.filter(|args| args.is_multi_run())) {
+    let collective = args.command.collective();
+    match (in_a_job, collective.filter(|(_, args)| args.is_multi_run())) {
         (true, None) => rank::run(options, RankContext::without_parent()),
         (true, Some(_)) => {
-            bail!("--sweep and --scan launch the ranks themselves: run them outside of a job")
+            bail!(
+                "--sweep, --scan and --tune with NCCL launch the ranks themselves: run them outside of \
+                 a job"
+            )
         }
         (false, multi_run) => {
             options.check_output_files()?;
-            multi_run.map_or_else(|| parent::run(&args.command, &options), multi_run::run)
+            match multi_run {
+                Some((operations, args)) => multi_run::run(&operations, args),
+                None => parent::run(&args.command, &options),
+            }
         }
     }
 }

@@ -9,12 +9,12 @@ use regatta_comm::bootstrap;
 use regatta_launch::signals::SignalCatcher;
 use regatta_measure::sweep::Sweep;
 use regatta_measure::{scaling, sweep, write};
-use regatta_model::BenchResult;
+use regatta_model::{BenchResult, Operation};
 use regatta_train::lock_file::{LockResult, lock_file};
 
 use super::args::CollectiveArgs;
 use super::child_run::ChildRun;
-use super::{files, parent, plot};
+use super::{files, parent, plot, tune_nccl};
 use crate::cli::HEADING;
 use crate::commands::child_process;
 use crate::commands::launch::{new_run_id, run_dir_or_new};
@@ -26,11 +26,12 @@ use crate::plan::Discovery;
 pub const LOCK_FILE: &str = "bench.lock";
 
 /// Runs all children and prints the summary.
-pub fn run(args: &CollectiveArgs) -> Result<ExitCode> {
+pub fn run(operations: &[Operation], args: &CollectiveArgs) -> Result<ExitCode> {
     let folder = run_dir_or_new(args.ranks.run_dir.as_ref(), &new_run_id());
-    match args.mode.scan {
-        true => scan(args, &folder),
-        false => sweep(args, &folder),
+    match (args.mode.scan, args.tunes_nccl()) {
+        (true, _) => scan(args, &folder),
+        (_, true) => tune_nccl::run(operations, args, &folder),
+        _ => sweep(args, &folder),
     }
 }
 
@@ -48,6 +49,7 @@ fn sweep(args: &CollectiveArgs, folder: &Path) -> Result<ExitCode> {
         label: setting.to_string(),
         environment: setting.variables.clone(),
         nodes: None,
+        operations: Vec::new(),
     };
     let children: Vec<ChildRun> = settings.iter().enumerate().map(child).collect();
     let outcomes = run_children(args, &children, &|first| check_backend(&sweep, first))?;
@@ -77,6 +79,7 @@ fn scan(args: &CollectiveArgs, folder: &Path) -> Result<ExitCode> {
         label: regatta_model::units::pluralize(*count as usize, "node"),
         environment: Vec::new(),
         nodes: Some(*count),
+        operations: Vec::new(),
     };
     let children: Vec<ChildRun> = counts.iter().map(child).collect();
     let outcomes = run_children(args, &children, &|_| Ok(()))?;
@@ -184,13 +187,13 @@ fn run_children(
 }
 
 /// Locks the folder of a sweep or scan, for `regatta runs`. Without a lock the runs go on.
-fn lock(folder: &Path) -> Option<LockResult> {
+pub fn lock(folder: &Path) -> Option<LockResult> {
     std::fs::create_dir_all(folder).ok()?;
     lock_file(&folder.join(LOCK_FILE)).ok()
 }
 
 /// The command of a child run.
-fn command(args: &CollectiveArgs, child: &ChildRun) -> Result<Command> {
+pub fn command(args: &CollectiveArgs, child: &ChildRun) -> Result<Command> {
     let program = std::env::current_exe().context("cannot locate the regatta executable")?;
     let mut command = Command::new(program);
     command.args(std::env::args_os().skip(1)).args(child.hidden_options());
