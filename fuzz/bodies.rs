@@ -23,6 +23,7 @@ use regatta_model::document::{Document, from_json, to_json, to_json_line};
 use regatta_model::{Allocation, BenchResult, CpuSet, Machine, Placement, hostlist};
 use regatta_observe::comms::trace::{FileTrace, TimeRange, TraceText, tracks};
 use regatta_observe::comms::{Analysis, Attempts, Collector, CommsReport};
+use regatta_nccl_tuning::Table;
 use regatta_observe::net_log::{NetLog, NetReport, report};
 use regatta_train::checkpoint::header;
 use regatta_train::checkpoint::huggingface::{config as hf_config, import};
@@ -45,7 +46,7 @@ pub enum Body {
 }
 
 /// The targets by name; each has a corpus folder of the same name.
-pub const TARGETS: [(&str, Body); 22] = [
+pub const TARGETS: [(&str, Body); 23] = [
     ("hostlist", Body::Text(host_list)),
     ("cpuset", Body::Text(cpuset)),
     ("hostfile", Body::Text(host_file)),
@@ -68,6 +69,7 @@ pub const TARGETS: [(&str, Body); 22] = [
     ("doctor_facts", Body::Text(doctor_facts)),
     ("event_file", Body::Bytes(event_file)),
     ("comms_status", Body::Bytes(comms_status)),
+    ("nccl_tuning", Body::Text(nccl_tuning)),
 ];
 
 /// Runs one target on one input.
@@ -176,6 +178,25 @@ fn doctor_facts(text: &str) {
     let diagnosis = regatta_doctor::judge(&facts, &BTreeSet::new());
     assert_eq!(written(from_json::<Diagnosis>(&written(to_json(&diagnosis)))), diagnosis);
     assert!(diagnosis.bad_nodes.len() <= diagnosis.nodes);
+}
+
+/// Tuning tables of NCCL round trip, and select only what NCCL has.
+fn nccl_tuning(text: &str) {
+    use regatta_nccl_tuning::select::{Call, CostTable, Decision, Rules, select};
+    let Some(table) = checked(text.parse::<Table>(), text) else { return };
+    assert_eq!(written(table.to_string().parse::<Table>()), table);
+    for communicator in table.communicators() {
+        let rules = Rules::new(&table, communicator);
+        for row in table.rows.iter().filter(|row| row.communicator == communicator) {
+            let (function, bytes) = (row.function, row.sizes.last);
+            let costs = &mut CostTable { costs: &mut [1.0; 21], protocols: 3 };
+            let call = Call { function, bytes, is_aggregated: false };
+            let Decision::Chosen(choice) = select(&rules, call, costs) else {
+                panic!("{row} applies to nothing");
+            };
+            assert!(choice.algorithm.supports(function, choice.protocol));
+        }
+    }
 }
 
 /// Exported symbols and needed libraries of a shared library are names in its file, which end with a
