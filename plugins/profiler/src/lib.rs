@@ -15,8 +15,9 @@
 pub mod abi;
 pub mod callbacks;
 pub mod handle;
-pub mod log;
 pub mod model;
 mod names;
 pub mod pause;
 pub mod session;
+
+pub use regatta_plugin_abi::log;

@@ -10,7 +10,6 @@ mod tests;
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use regatta_events::record::settings::Level;
 
@@ -20,10 +19,7 @@ use crate::model::{CommunicatorFacts, Descriptor};
 use crate::pause;
 use crate::session::{self, Opened};
 
-/// NCCL's result of a call. Every function returns success: a profiler must not fail the job.
-pub type NcclResult = c_int;
-/// Success.
-pub const SUCCESS: NcclResult = 0;
+pub use regatta_plugin_abi::{NcclResult, SUCCESS};
 
 /// The name that NCCL logs.
 pub(crate) const NAME: *const c_char = c"Regatta".as_ptr();
@@ -123,20 +119,14 @@ const _: () = {
     assert!(offset_of!(Any, finalize) == 40);
 };
 
-/// Runs the body of a function of the boundary. A panic ends there: unwinding through NCCL's frames is
-/// undefined behaviour.
+/// Runs the body of a function of the boundary, see [`regatta_plugin_abi::guard`].
 #[inline]
 pub(crate) fn guard(work: impl FnOnce()) -> NcclResult {
-    let work = || {
+    regatta_plugin_abi::guard(|| {
         #[cfg(test)]
         tests::panic_if_injected();
         work();
-    };
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(work)) {
-        // The payload's destructor might panic, too.
-        std::mem::forget(payload);
-    }
-    SUCCESS
+    })
 }
 
 /// The events that a version reports, for a level.
