@@ -1,4 +1,4 @@
-//! Builds the NCCL profiler plug-in that the binary contains, and strips the symbols of the release
+//! Builds the NCCL plug-ins that the binary contains, compressed, and strips the symbols of the release
 //! binary: cargo ignores `strip` for a package whose profile has an override, such as the optimisation
 //! level of this one.
 
@@ -6,19 +6,25 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Cargo's name of the plug-in's library.
-const LIBRARY: &str = "libnccl_profiler_regatta.so";
+/// Packages of the plug-ins, and cargo's names of their libraries.
+const PLUGINS: [(&str, &str); 2] = [
+    ("regatta-profiler", "libnccl_profiler_regatta.so"),
+    ("regatta-tuner", "libnccl_tuner_regatta.so"),
+];
 
-/// What the plug-in is built from, relative to this package.
+/// What the plug-ins are built from, relative to this package.
 const SOURCES: [&str; 5] = [
-    "../../plugins/profiler",
-    "../../crates/events/src",
-    "../../crates/events/Cargo.toml",
+    "../../plugins",
+    "../../crates/events",
+    "../../crates/nccl-tuning",
     "../../Cargo.lock",
     "../../Cargo.toml",
 ];
 
-/// Variables that describe this build script or a lint run, and must not reach the plug-in's build:
+/// Compression level: about half of the size in half a second.
+const LEVEL: u8 = 8;
+
+/// Variables that describe this build script or a lint run, and must not reach the build of the plug-ins:
 /// clippy's wrapper, for example, creates no library.
 const REMOVED: [&str; 3] = ["RUSTC_WORKSPACE_WRAPPER", "CLIPPY_ARGS", "CARGO_TARGET_DIR"];
 
@@ -28,19 +34,36 @@ fn main() {
         println!("cargo:rustc-link-arg-bins=-Wl,--strip-all");
     }
     SOURCES.iter().for_each(|path| println!("cargo:rerun-if-changed={path}"));
-    let library = build_profiler();
-    println!("cargo:rustc-env=REGATTA_PROFILER_LIBRARY={}", library.display());
+    let folder = build_plugins();
+    for (_, library) in PLUGINS {
+        compress(&folder.join(library));
+    }
+    println!("cargo:rustc-env=REGATTA_PLUGINS={}", folder.display());
 }
 
-/// Builds the plug-in and returns the path of its library. Always optimised: its code runs in the user's
-/// process.
-fn build_profiler() -> PathBuf {
+/// Writes a compressed copy beside a library.
+fn compress(library: &Path) {
+    let bytes = std::fs::read(library);
+    let bytes = bytes.unwrap_or_else(|error| fail(&format!("{}: {error}", library.display())));
+    let compressed = miniz_oxide::deflate::compress_to_vec(&bytes, LEVEL);
+    let path = library.with_extension("so.deflate");
+    if let Err(error) = std::fs::write(&path, compressed) {
+        fail(&format!("{}: {error}", path.display()));
+    }
+}
+
+/// Builds the plug-ins and returns the folder of their libraries. Always optimised: their code runs in
+/// the user's process.
+fn build_plugins() -> PathBuf {
     let (target, out) = (variable("TARGET"), PathBuf::from(variable("OUT_DIR")));
     let folder = out.join("plugins");
     let mut cargo = Command::new(variable("CARGO"));
     cargo.args(["build", "--quiet", "--lib", "--release", "--manifest-path"]);
-    cargo.arg(Path::new(SOURCES[0]).join("Cargo.toml"));
-    // Its dependencies are among those of this package, which are here already, and the build of this
+    cargo.arg("../../Cargo.toml");
+    for (package, _) in PLUGINS {
+        cargo.args(["--package", package]);
+    }
+    // Their dependencies are among those of this package, which are here already, and the build of this
     // package has checked the version of Rust, or was told not to.
     cargo.args(["--locked", "--offline", "--ignore-rust-version"]);
     // NCCL needs the dynamic symbols only.
@@ -55,10 +78,10 @@ fn build_profiler() -> PathBuf {
     }
     match cargo.status() {
         Ok(status) if status.success() => {}
-        Ok(status) => fail(&format!("the build of the NCCL profiler plug-in failed: {status}")),
-        Err(error) => fail(&format!("cannot run cargo for the NCCL profiler plug-in: {error}")),
+        Ok(status) => fail(&format!("the build of the NCCL plug-ins failed: {status}")),
+        Err(error) => fail(&format!("cannot run cargo for the NCCL plug-ins: {error}")),
     }
-    folder.join(target).join("release").join(LIBRARY)
+    folder.join(target).join("release")
 }
 
 fn variable(name: &str) -> OsString {

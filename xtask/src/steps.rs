@@ -31,8 +31,8 @@ pub fn lint() -> Result<()> {
     run("lint", &mut clippy)
 }
 
-/// Checks the symbols of the NCCL plug-in that the binary contains.
-fn check_plugin(binary: &Path) -> Result<()> {
+/// Checks the symbols of the NCCL plug-ins that the binary contains.
+fn check_plugins(binary: &Path) -> Result<()> {
     let folder = Path::new("target/plugins");
     let mut install = Command::new(binary);
     let output = install.args(["plugin", "install"]).arg(folder).output();
@@ -50,7 +50,7 @@ pub fn tests(complete: bool) -> Result<()> {
         if complete { &[("REGATTA_REQUIRE_CLUSTER", "1")] } else { &[] };
     let build = test_programs::build(&mut cargo())?;
     glibc::check_symbols(&build.binary)?;
-    check_plugin(&build.binary)?;
+    check_plugins(&build.binary)?;
     let failed = test_programs::run(required, build)?;
     let doc_tests = run("doc tests", cargo().args(["test", "--quiet", "--workspace", "--doc"]));
     if !failed.is_empty() {

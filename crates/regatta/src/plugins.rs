@@ -1,31 +1,57 @@
-//! The plug-ins that this binary contains.
+//! The NCCL plug-ins that this binary contains.
 
 use std::fs::{File, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
+use miniz_oxide::inflate::decompress_to_vec;
 
-/// File name of the NCCL profiler plug-in.
-pub const PROFILER_NAME: &str = "libnccl-profiler-regatta.so";
+/// A plug-in that `build.rs` has built.
+#[derive(Debug, Clone, Copy)]
+pub struct Plugin {
+    /// File name of its library.
+    pub name: &'static str,
+    compressed: &'static [u8],
+}
 
-/// The NCCL profiler plug-in, built by `build.rs`.
-pub const PROFILER: &[u8] = include_bytes!(env!("REGATTA_PROFILER_LIBRARY"));
+/// The profiler.
+pub const PROFILER: Plugin = Plugin {
+    name: "libnccl-profiler-regatta.so",
+    compressed: include_bytes!(concat!(
+        env!("REGATTA_PLUGINS"),
+        "/libnccl_profiler_regatta.so.deflate"
+    )),
+};
 
-/// Writes the NCCL profiler plug-in to a folder, which is created if missing, and returns its path. A
-/// process that has loaded an older one keeps it: the file is replaced, not changed.
-pub fn install_profiler(folder: &Path) -> Result<PathBuf> {
-    let path = folder.join(PROFILER_NAME);
-    let part = folder.join(format!("{PROFILER_NAME}.{}", std::process::id()));
-    let write = || -> io::Result<()> {
-        std::fs::create_dir_all(folder)?;
-        let mut file = File::create(&part)?;
-        file.write_all(PROFILER)?;
-        file.set_permissions(Permissions::from_mode(0o755))?;
-        std::fs::rename(&part, &path)
-    };
-    let written = write().inspect_err(|_| drop(std::fs::remove_file(&part)));
-    written.with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(path)
+/// The tuner.
+pub const TUNER: Plugin = Plugin {
+    name: "libnccl-tuner-regatta.so",
+    compressed: include_bytes!(concat!(
+        env!("REGATTA_PLUGINS"),
+        "/libnccl_tuner_regatta.so.deflate"
+    )),
+};
+
+impl Plugin {
+    /// Writes the library to a folder, which is created if missing, and returns its path. A process that
+    /// has loaded an older one keeps it: the file is replaced, not changed.
+    pub fn install(&self, folder: &Path) -> Result<PathBuf> {
+        let name = self.name;
+        let damaged = |error| anyhow!("this program is damaged: {name} inside of it: {error}");
+        let library = decompress_to_vec(self.compressed).map_err(damaged)?;
+        let path = folder.join(name);
+        let part = folder.join(format!("{name}.{}", std::process::id()));
+        let write = || -> io::Result<()> {
+            std::fs::create_dir_all(folder)?;
+            let mut file = File::create(&part)?;
+            file.write_all(&library)?;
+            file.set_permissions(Permissions::from_mode(0o755))?;
+            std::fs::rename(&part, &path)
+        };
+        let written = write().inspect_err(|_| drop(std::fs::remove_file(&part)));
+        written.with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(path)
+    }
 }

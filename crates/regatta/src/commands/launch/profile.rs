@@ -36,7 +36,7 @@ pub fn level_name(level: Level) -> &'static str {
 /// Sets the variables of all ranks, for a folder of event files that has the plug-in, too.
 pub fn set_variables(args: &LaunchArgs, plan: &mut LaunchPlan, folder: PathBuf) -> Result<()> {
     let Some(level) = args.profile.level else { return Ok(()) };
-    let library = folder.join(plugins::PROFILER_NAME);
+    let library = folder.join(plugins::PROFILER.name);
     let [Some(folder), Some(library)] = [folder.to_str(), library.to_str()] else {
         bail!("--profile needs a run folder whose path is UTF-8: pass --run-dir")
     };
@@ -77,7 +77,7 @@ pub fn prepare(
     }
     let path = std::path::absolute(folder.path()).context("path of the run folder")?.join(FOLDER);
     set_variables(args, plan, path.clone())?;
-    plugins::install_profiler(&path)?;
+    plugins::PROFILER.install(&path)?;
     StatusWatch::start(path, plan.hosts(), args.limits().hang_after).map(Some)
 }
 
@@ -89,7 +89,7 @@ pub fn record_on_node(specs: &mut [RankSpec]) -> Option<String> {
     }
     let folder = node_folder();
     let path = folder.as_ref().ok();
-    let library = path.map(|folder| folder.join(plugins::PROFILER_NAME));
+    let library = path.map(|folder| folder.join(plugins::PROFILER.name));
     let text = |path: Option<&PathBuf>| path?.to_str().map(str::to_owned);
     for (name, value) in specs.iter_mut().flat_map(|spec| &mut spec.env) {
         match name.as_str() {
@@ -119,7 +119,7 @@ fn node_folder() -> Result<PathBuf, String> {
         let folder = std::env::temp_dir().join(format!("regatta-comms-{}", std::process::id()));
         let created = DirBuilder::new().mode(0o700).create(&folder);
         created.with_context(|| format!("cannot create {}", folder.display()))?;
-        plugins::install_profiler(&folder)?;
+        plugins::PROFILER.install(&folder)?;
         Ok(folder)
     };
     FOLDER.get_or_init(|| create().map_err(|error| format!("{error:#}"))).clone()
@@ -161,7 +161,7 @@ pub fn print_hint(args: &LaunchArgs, folder: &RunFolder) {
 
 /// Removes what [`prepare`] wrote to a folder in which nothing ran.
 pub fn discard(folder: &RunFolder) {
-    folder.remove(FOLDER, plugins::PROFILER_NAME);
+    folder.remove(FOLDER, plugins::PROFILER.name);
 }
 
 fn has_events(folder: &RunFolder) -> bool {

@@ -1,4 +1,4 @@
-//! `regatta plugin install`: the profiler plug-in for jobs of any launcher.
+//! `regatta plugin install`: the plug-ins for jobs of any launcher.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,10 +11,15 @@ use crate::commands::launch::profile::PLUGIN_VARIABLE;
 use crate::shell::quote;
 use crate::{output, plugins};
 
+/// Environment variable with the path of NCCL's tuner plug-in.
+const TUNER_VARIABLE: &str = "NCCL_TUNER_PLUGIN";
+/// Environment variable with the tuner's table.
+const TABLE_VARIABLE: &str = "REGATTA_TUNER";
+
 /// `regatta plugin install`.
 #[derive(Debug, Args)]
 pub struct InstallArgs {
-    /// Folder for the plug-in, on a file system that all nodes of a job see
+    /// Folder for the plug-ins, on a file system that all nodes of a job see
     #[arg(value_name = "FOLDER")]
     folder: PathBuf,
 }
@@ -22,16 +27,20 @@ pub struct InstallArgs {
 /// Examples in the help.
 pub const EXAMPLES: &str = "\
 Examples:
-  regatta plugin install ~/lib                  write the profiler plug-in, and print its variables
+  regatta plugin install ~/lib                  write the plug-ins, and print their variables
   regatta launch --profile python train.py      without an installation, under `regatta launch`";
 
-/// Writes the plug-in and prints the variables that load it.
+/// Writes the plug-ins and prints the variables that load and enable them.
 pub fn run(args: &InstallArgs) -> Result<ExitCode> {
     let folder = std::path::absolute(&args.folder).context("path of the folder")?;
-    let path = plugins::install_profiler(&folder)?;
-    let path = quote(&path.to_string_lossy());
+    let profiler = plugins::PROFILER.install(&folder)?;
+    let tuner = plugins::TUNER.install(&folder)?;
+    let [profiler, tuner] = [profiler, tuner].map(|path| quote(&path.to_string_lossy()));
     output::print(&format!(
-        "export {PLUGIN_VARIABLE}={path}\nexport {FOLDER_VARIABLE}=\"$PWD/comms\"\n"
+        "# profiler: records all collectives, for regatta comms\n\
+         export {PLUGIN_VARIABLE}={profiler}\nexport {FOLDER_VARIABLE}=\"$PWD/comms\"\n\
+         # tuner: algorithms from a table that regatta bench --tune has measured\n\
+         export {TUNER_VARIABLE}={tuner}\nexport {TABLE_VARIABLE}=\"$PWD/tuning.txt\"\n"
     ))?;
     Ok(ExitCode::SUCCESS)
 }
