@@ -38,7 +38,8 @@ fn check_plugins(binary: &Path) -> Result<()> {
     let output = install.args(["plugin", "install"]).arg(folder).output();
     let output = output.with_context(|| binary.display().to_string())?;
     ensure!(output.status.success(), "regatta plugin install failed");
-    glibc::check_symbols(&folder.join("libnccl-profiler-regatta.so"))
+    let libraries = ["libnccl-profiler-regatta.so", "libnccl-tuner-regatta.so"];
+    libraries.iter().try_for_each(|library| glibc::check_symbols(&folder.join(library)))
 }
 
 /// Checks the symbols of the binary, and runs all tests, also after a failure. With all packages installed,

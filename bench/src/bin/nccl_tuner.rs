@@ -4,7 +4,7 @@
 //! `nccl_tuner TABLE [ROUNDS] [-- OPTIONS]` measures the collectives of the table with these options of
 //! `regatta bench`, such as `--ranks 4 -b 8 -e 32M -f 2 -n 50`. Ranks that share a GPU need
 //! `--launch "--wrap 'env NCCL_HOSTID={rank}'"`, as they did when the table was measured. Uses the `regatta`
-//! binary and `libnccl_tuner_regatta.so` next to this program.
+//! binary next to this program, and the plug-in that it contains.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -48,9 +48,9 @@ fn main() -> Result<()> {
         "the table has no rows: NCCL's default was the fastest everywhere"
     );
     let regatta = regatta_binary()?;
-    let plugin = regatta.with_file_name("libnccl_tuner_regatta.so");
-    ensure!(plugin.is_file(), "{} is missing: build it with -p regatta-tuner", plugin.display());
     let folder = TempDir::new()?;
+    stdout_of(Command::new(&regatta).args(["plugin", "install"]).arg(folder.path()))?;
+    let plugin = folder.path().join("libnccl-tuner-regatta.so");
     Sweep { regatta, plugin, table, functions, options, folder }.run(rounds)
 }
 
