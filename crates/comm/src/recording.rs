@@ -41,8 +41,14 @@ pub(crate) fn recorded(engine: BoxEngine) -> BoxEngine {
     let started = RECORDER.get_or_init(|| Recorder::start(settings).map_err(|e| e.to_string()));
     let Ok(recorder) = started else { return engine };
     stop_at_exit(recorder);
-    // All ranks create their communicators in the same order.
-    let id = fnv1a(WORLDS.fetch_add(1, Ordering::Relaxed).to_le_bytes());
+    // All ranks create their communicators in the same order, and have these variables in common. Runs
+    // that record to one folder, and restarts, differ in some of them.
+    let variables = ["MASTER_ADDR", "MASTER_PORT", "REGATTA_RUN_DIR", "TORCHELASTIC_RESTART_COUNT"];
+    let job = variables.iter().flat_map(|name| {
+        std::env::var_os(name).unwrap_or_default().into_encoded_bytes().into_iter().chain([0])
+    });
+    let number = WORLDS.fetch_add(1, Ordering::Relaxed).to_le_bytes();
+    let id = fnv1a(job.chain(number));
     Box::new(RecordedEngine::new(engine, recorder, id, "world"))
 }
 
@@ -55,8 +61,8 @@ struct RecordedEngine {
     /// The index of the communicator.
     index: u32,
     ranks: u32,
-    /// Calls so far.
-    calls: u64,
+    /// Calls so far, by kind: sequence numbers are those of a kind, as NCCL's are.
+    calls: [u64; CallKind::ALL.len() + 2],
     /// Sub-communicators so far.
     splits: u64,
 }
@@ -65,7 +71,7 @@ impl RecordedEngine {
     fn new(inner: BoxEngine, recorder: &'static Recorder, id: u64, name: &str) -> Self {
         let ranks = inner.peers().len() as u32;
         let index = recorder.next_communicator();
-        let engine = Self { inner, recorder, id, index, ranks, calls: 0, splits: 0 };
+        let engine = Self { inner, recorder, id, index, ranks, calls: [0; _], splits: 0 };
         engine.record_communicator(name);
         engine
     }
@@ -92,7 +98,7 @@ impl RecordedEngine {
             operation,
             communicator: self.index,
             time,
-            sequence: self.calls,
+            sequence: self.calls[call.kind as usize],
             kind: kind(call.kind),
             dtype: dtype(call.dtype),
             algorithm: Algorithm::None,
@@ -104,7 +110,7 @@ impl RecordedEngine {
             captured: false,
         }));
         self.recorder.push(RawEvent::Start { operation, time, device_time: 0 });
-        self.calls += 1;
+        self.calls[call.kind as usize] += 1;
         operation
     }
 

@@ -2,7 +2,9 @@
 //!
 //! A status file has two slots that are written in turn, so that a reader always finds a complete one,
 //! also while it is written or after the process was killed. Nothing is renamed or locked: thousands of
-//! ranks may write to one parallel file system.
+//! ranks may write to one parallel file system. While operations are in flight the status is written again
+//! every few seconds, even if nothing has changed: a reader can tell a hang from a process that cannot
+//! write.
 
 use crate::operation::{Communicator, DataType, OperationKind, Process};
 use crate::varint::{Decoder, put, put_all, put_text};
@@ -13,7 +15,7 @@ pub const EXTENSION: &str = "status";
 pub const SLOT: usize = 16 << 10;
 /// Bytes before the payload of a slot: generation (u64), length (u32), checksum (u32), magic (u32).
 const SLOT_HEADER: usize = 20;
-const MAGIC: u32 = u32::from_le_bytes(*b"rst\x01");
+const MAGIC: u32 = u32::from_le_bytes(*b"rst\x02");
 /// Longest name that is kept.
 const MAX_NAME: usize = 64;
 
@@ -65,6 +67,10 @@ pub struct CommunicatorStatus {
     pub started: u64,
     /// The number of collectives that ended.
     pub completed: u64,
+    /// The number of messages enqueued.
+    pub messages: u64,
+    /// The number of messages that ended.
+    pub messages_completed: u64,
     /// The oldest collective that has not ended.
     pub current: Option<CurrentOperation>,
     /// The oldest message that has not ended.
@@ -172,6 +178,7 @@ fn put_communicator(out: &mut Vec<u8>, status: &CommunicatorStatus) {
     put_all(out, [u64::from(*index), u64::from(*ranks), u64::from(*nodes), u64::from(*rank)]);
     put_text(out, cut(name));
     put_all(out, [status.enqueued, status.started, status.completed]);
+    put_all(out, [status.messages, status.messages_completed]);
     put_current(out, status.current.as_ref());
     put_current(out, status.message.as_ref());
 }
@@ -209,6 +216,8 @@ fn take_communicator(decoder: &mut Decoder<'_>) -> Option<CommunicatorStatus> {
         enqueued: decoder.u64()?,
         started: decoder.u64()?,
         completed: decoder.u64()?,
+        messages: decoder.u64()?,
+        messages_completed: decoder.u64()?,
         current: take_current(decoder)?,
         message: take_current(decoder)?,
     })
@@ -256,8 +265,8 @@ mod tests {
     }
 
     fn status() -> impl Strategy<Value = Status> {
-        let communicator = (any::<[u32; 4]>(), any::<[u64; 4]>(), "[a-z]{0,20}").prop_flat_map(
-            |([index, ranks, nodes, rank], [id, enqueued, started, completed], name)| {
+        let communicator = (any::<[u32; 4]>(), any::<[u64; 5]>(), "[a-z]{0,20}").prop_flat_map(
+            |([index, ranks, nodes, rank], [id, enqueued, started, completed, messages], name)| {
                 (option::of(current()), option::of(current())).prop_map(
                     move |(current, message)| CommunicatorStatus {
                         communicator: Communicator {
@@ -271,6 +280,8 @@ mod tests {
                         enqueued,
                         started,
                         completed,
+                        messages,
+                        messages_completed: messages / 2,
                         current,
                         message,
                     },
@@ -337,6 +348,8 @@ mod tests {
             enqueued: 1,
             started: 1,
             completed: 1,
+            messages: 0,
+            messages_completed: 0,
             current: None,
             message: None,
         };

@@ -50,7 +50,8 @@ pub enum Handle {
     },
 }
 
-/// Operation numbers wrap at this many bits: at a million operations a second, in 100 days. Only numbers
+/// Operation numbers wrap at this many bits: at a million operations a second of a thread, in six
+/// days. Only numbers
 /// of operations in flight have to differ.
 pub const OPERATION_BITS: u32 = 43;
 

@@ -17,33 +17,40 @@ static RECORDED: AtomicI32 = AtomicI32::new(0);
 static PAUSED: AtomicBool = AtomicBool::new(false);
 
 /// Sets NCCL's event mask, or remembers it for the end of the pause.
-pub(crate) fn set_mask(mask: &mut c_int, events: c_int) {
-    RECORDED.store(events, Ordering::Relaxed);
-    // NCCL reads its mask atomically.
-    MASK.store(std::ptr::from_mut(mask).cast(), Ordering::Release);
-    *mask = if PAUSED.load(Ordering::Acquire) { 0 } else { events };
+///
+/// # Safety
+/// `mask` is an aligned integer that lives as long as the process.
+pub(crate) unsafe fn set_mask(mask: *mut c_int, events: c_int) {
+    RECORDED.store(events, Ordering::Release);
+    MASK.store(mask.cast(), Ordering::Release);
+    store(events);
+    // A pause may have begun meanwhile.
+    if PAUSED.load(Ordering::SeqCst) {
+        store(0);
+    }
 }
 
 /// Stops the recording of further operations, until [`regatta_profiler_resume`]. Those that have been
 /// enqueued are recorded to their end.
 #[unsafe(no_mangle)]
 pub extern "C" fn regatta_profiler_pause() {
-    PAUSED.store(true, Ordering::Release);
+    PAUSED.store(true, Ordering::SeqCst);
     store(0);
 }
 
 /// Records further operations again.
 #[unsafe(no_mangle)]
 pub extern "C" fn regatta_profiler_resume() {
-    PAUSED.store(false, Ordering::Release);
-    store(RECORDED.load(Ordering::Relaxed));
+    PAUSED.store(false, Ordering::SeqCst);
+    store(RECORDED.load(Ordering::Acquire));
 }
 
 fn store(events: c_int) {
     guard(|| {
-        // SAFETY: NULL, or a global variable of NCCL, which is never unloaded.
+        // SAFETY: NULL, or a global variable of NCCL, which is never unloaded; NCCL, too, accesses it
+        // atomically.
         if let Some(mask) = unsafe { MASK.load(Ordering::Acquire).as_ref() } {
-            mask.store(events, Ordering::Relaxed);
+            mask.store(events, Ordering::SeqCst);
         }
     });
 }
@@ -56,8 +63,8 @@ mod tests {
     fn a_pause_clears_the_mask_also_of_later_communicators() {
         let mask = Box::leak(Box::new(AtomicI32::new(0)));
         let pointer = mask.as_ptr();
-        // SAFETY: nothing else accesses it meanwhile.
-        let set = |events| set_mask(unsafe { &mut *pointer }, events);
+        // SAFETY: it is never freed.
+        let set = |events| unsafe { set_mask(pointer, events) };
         set(7);
         assert_eq!(mask.load(Ordering::Relaxed), 7);
         regatta_profiler_pause();

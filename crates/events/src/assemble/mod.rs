@@ -12,9 +12,9 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use device_clock::DeviceClock;
 use open_operation::OpenOperation;
 use open_set::OpenSet;
-use unreported::Overtaken;
+use unreported::{Overtaken, Stream};
 
-use crate::operation::{Communicator, Operation};
+use crate::operation::{Algorithm, Communicator, Operation, OperationKind};
 use crate::record::raw::{Enqueue, OpenCommunicator, RawEvent};
 use crate::status::{CommunicatorStatus, CurrentOperation};
 
@@ -23,6 +23,11 @@ use crate::status::{CommunicatorStatus, CurrentOperation};
 const LINGER_NS: u64 = 20_000_000;
 /// Operations in flight beyond this number are stored without an end.
 const MAX_OPEN: usize = 1 << 16;
+/// A larger gap between sequence numbers is another count.
+const MAX_MISSED: u64 = 1 << 24;
+/// A communicator of which nothing is known.
+const UNKNOWN: Communicator =
+    Communicator { index: 0, id: 0, name: String::new(), ranks: 0, nodes: 0, rank: 0 };
 
 /// The state of all communicators and operations in flight.
 #[derive(Debug, Default)]
@@ -36,6 +41,9 @@ pub struct Assembler {
     unfinished: u64,
 }
 
+/// The peer of a message, and whether it is sent.
+type MessageKey = (i32, bool);
+
 #[derive(Debug)]
 struct CommunicatorState {
     communicator: Communicator,
@@ -43,17 +51,68 @@ struct CommunicatorState {
     enqueued: u64,
     started: u64,
     completed: u64,
-    /// Messages per peer, sent and received.
-    messages: HashMap<(i32, bool), u64>,
+    /// Messages by peer and direction: enqueued and ended.
+    messages: HashMap<MessageKey, [u64; 2]>,
+    /// By kind: the sequence number that is expected next.
+    sequences: HashMap<u8, u64>,
     closed: bool,
 }
 
 impl CommunicatorState {
     fn new(communicator: Communicator) -> Self {
         let (enqueued, started, completed) = (0, 0, 0);
-        let messages = HashMap::new();
-        Self { communicator, enqueued, started, completed, messages, closed: false }
+        let (messages, sequences) = (HashMap::new(), HashMap::new());
+        Self { communicator, enqueued, started, completed, messages, sequences, closed: false }
     }
+}
+
+impl CommunicatorState {
+    /// Counts an operation that started or ended.
+    fn update(&mut self, open: &OpenOperation) {
+        match message_key(&open.enqueue) {
+            Some(key) if open.has_ended() => {
+                let [_, completed] = self.messages.entry(key).or_default();
+                *completed = (*completed).max(open.index + 1);
+            }
+            Some(_) => {}
+            None => {
+                if open.has_started() {
+                    self.started = self.started.max(open.index + 1);
+                }
+                if open.has_ended() {
+                    self.completed = self.completed.max(open.index + 1);
+                }
+            }
+        }
+    }
+
+    /// Collectives before this one that were not recorded, by the sequence numbers of its kind: while the
+    /// recording was paused, or because the ring was full.
+    fn missed(&mut self, enqueue: &Enqueue) -> u64 {
+        let next = enqueue.sequence.wrapping_add(1);
+        let kind = enqueue.kind.code();
+        if matches!(enqueue.algorithm, Algorithm::Other(_)) {
+            // It may be counted by itself, as those of copy engines are.
+            self.sequences.entry(kind).and_modify(|n| *n += u64::from(*n == enqueue.sequence));
+            return 0;
+        }
+        let expected = self.sequences.insert(kind, next).unwrap_or(enqueue.sequence);
+        let missed = enqueue.sequence.saturating_sub(expected);
+        if missed <= MAX_MISSED { missed } else { 0 }
+    }
+
+    /// Operations that ended, by what runs in order: the collectives, and the messages of each peer and
+    /// direction.
+    fn streams(&self, index: u32) -> impl Iterator<Item = (Stream, u64)> {
+        let messages = self.messages.iter().map(move |(key, [_, n])| ((index, Some(*key)), *n));
+        std::iter::once(((index, None), self.completed)).chain(messages)
+    }
+}
+
+/// The peer and direction of a message; `None` for a collective.
+fn message_key(enqueue: &Enqueue) -> Option<MessageKey> {
+    let sends = enqueue.kind == OperationKind::Send;
+    enqueue.kind.is_p2p().then_some((enqueue.peer, sends))
 }
 
 /// What [`Assembler::take`] returns.
@@ -76,11 +135,8 @@ impl Assembler {
                 }
             }
             RawEvent::Enqueue(enqueue) => {
-                self.enqueue(enqueue);
-                if let Some(oldest) = self.open.pop_beyond(MAX_OPEN) {
-                    self.unfinished += 1;
-                    emit(Assembled::Operation(oldest.finish(&self.clock)));
-                }
+                self.enqueue(enqueue, &mut emit);
+                self.make_room(emit);
             }
             RawEvent::Start { operation, time, device_time } => {
                 self.clock.add(time, device_time);
@@ -122,20 +178,47 @@ impl Assembler {
         communicator
     }
 
-    fn enqueue(&mut self, enqueue: Enqueue) {
-        // The ring was full when its communicator was created.
-        let Some(state) = self.communicators.get_mut(&enqueue.communicator) else { return };
-        let counter = match enqueue.kind.is_p2p() {
-            true => {
-                let sends = enqueue.kind == crate::operation::OperationKind::Send;
-                state.messages.entry((enqueue.peer, sends)).or_default()
+    fn enqueue(&mut self, enqueue: Enqueue, emit: &mut impl FnMut(Assembled)) {
+        let state = self.communicators.entry(enqueue.communicator).or_insert_with(|| {
+            // The ring was full when it was created: nothing else is known of it.
+            let communicator = Communicator { index: enqueue.communicator, ..UNKNOWN };
+            emit(Assembled::Communicator(communicator.clone()));
+            CommunicatorState::new(communicator)
+        });
+        let index = match message_key(&enqueue) {
+            Some(key) => {
+                let [enqueued, _] = state.messages.entry(key).or_default();
+                *enqueued += 1;
+                *enqueued - 1
             }
-            false => &mut state.enqueued,
+            None => {
+                state.enqueued += state.missed(&enqueue) + 1;
+                state.enqueued - 1
+            }
         };
-        let index = *counter;
-        *counter += 1;
-        let open = OpenOperation::new(enqueue, index, state.communicator.ranks);
-        self.open.insert(open);
+        self.open.insert(OpenOperation::new(enqueue, index, state.communicator.ranks));
+    }
+
+    /// Passes on an operation if too many are in flight: one that has ended, else the oldest.
+    fn make_room(&mut self, mut emit: impl FnMut(Assembled)) {
+        if self.open.len() <= MAX_OPEN {
+            return;
+        }
+        while let Some((_, operation)) = self.ended.pop_front() {
+            if let Some(open) = self.take_ended(operation) {
+                return emit(Assembled::Operation(open.finish(&self.clock)));
+            }
+        }
+        if let Some(oldest) = self.open.pop_first() {
+            self.unfinished += 1;
+            emit(Assembled::Operation(oldest.finish(&self.clock)));
+        }
+    }
+
+    /// Removes an operation that has ended.
+    fn take_ended(&mut self, operation: u64) -> Option<OpenOperation> {
+        let has_ended = self.open.get_mut(operation)?.has_ended();
+        has_ended.then(|| self.open.remove(operation))?
     }
 
     /// Applies an event to an operation in flight. Events of operations that were lost or stored already
@@ -143,36 +226,29 @@ impl Assembler {
     fn update(&mut self, operation: u64, now: u64, apply: impl FnOnce(&mut OpenOperation)) {
         let Some(open) = self.open.get_mut(operation) else { return };
         apply(open);
-        let collective = !open.enqueue.kind.is_p2p();
-        if let Some(state) = self.communicators.get_mut(&open.enqueue.communicator)
-            && collective
-        {
-            if open.has_started() {
-                state.started = state.started.max(open.index + 1);
-            }
-            if open.has_ended() {
-                state.completed = state.completed.max(open.index + 1);
-            }
+        if let Some(state) = self.communicators.get_mut(&open.enqueue.communicator) {
+            state.update(open);
         }
         if open.has_ended() {
             self.ended.push_back((now, operation));
         }
     }
 
-    /// Ends collectives that later ones of their communicator have overtaken: nothing reports them.
+    /// Ends operations that later ones have overtaken: nothing reports them, or the event of their end was
+    /// lost.
     pub fn retire_overtaken(&mut self, now: u64) {
-        let completed = self.communicators.iter().map(|(index, state)| (*index, state.completed));
+        let completed = self.communicators.iter().flat_map(|(index, state)| state.streams(*index));
         if !self.overtaken.update(now, completed) {
             return;
         }
         let is_overtaken = |open: &OpenOperation| {
-            let collective = !open.has_started() && !open.enqueue.kind.is_p2p();
-            collective && self.overtaken.contains(open.enqueue.communicator, open.index)
+            let stream = (open.enqueue.communicator, message_key(&open.enqueue));
+            !open.has_ended() && self.overtaken.contains(stream, open.index)
         };
         let open = self.open.iter().filter(|open| is_overtaken(open));
         let operations: Vec<u64> = open.map(|open| open.enqueue.operation).collect();
         for operation in operations {
-            self.update(operation, now, OpenOperation::set_untimed);
+            self.update(operation, now, OpenOperation::set_overtaken);
         }
     }
 
@@ -182,9 +258,7 @@ impl Assembler {
             && now.saturating_sub(since) >= LINGER_NS
         {
             self.ended.pop_front();
-            if self.open.get_mut(operation).is_some_and(|open| open.has_ended())
-                && let Some(open) = self.open.remove(operation)
-            {
+            if let Some(open) = self.take_ended(operation) {
                 emit(Assembled::Operation(open.finish(&self.clock)));
             }
         }
@@ -242,7 +316,13 @@ impl Assembler {
             });
             open.find(|open| !open.has_ended()).map(OpenOperation::current)
         };
+        let [messages, messages_completed] = state
+            .messages
+            .values()
+            .fold([0; 2], |sum, counts| std::array::from_fn(|i| sum[i] + counts[i]));
         CommunicatorStatus {
+            messages,
+            messages_completed,
             communicator: state.communicator.clone(),
             enqueued: state.enqueued,
             started: state.started,

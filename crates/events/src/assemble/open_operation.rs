@@ -18,6 +18,8 @@ pub(super) struct OpenOperation {
     ended: u32,
     /// Nothing reports its channels.
     untimed: bool,
+    /// Later operations have ended long ago.
+    overtaken: bool,
     /// Network transfers that started and ended.
     transfers_started: u32,
     transfers_ended: u32,
@@ -57,6 +59,7 @@ impl OpenOperation {
             started: 0,
             ended: 0,
             untimed: false,
+            overtaken: false,
             transfers_started: 0,
             transfers_ended: 0,
             host: Span::default(),
@@ -83,6 +86,10 @@ impl OpenOperation {
 
     pub(super) fn set_untimed(&mut self) {
         self.untimed = true;
+    }
+
+    pub(super) fn set_overtaken(&mut self) {
+        self.overtaken = true;
     }
 
     pub(super) fn network_start(&mut self, time: u64) {
@@ -132,7 +139,8 @@ impl OpenOperation {
     pub(super) fn has_ended(&self) -> bool {
         let channels = u32::from(self.enqueue.channels);
         let channels_ended = self.started > 0 && self.ended >= self.started.max(channels);
-        (channels_ended || self.untimed) && self.transfers_ended >= self.transfers_started
+        let ended = channels_ended || self.untimed;
+        self.overtaken || (ended && self.transfers_ended >= self.transfers_started)
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -194,7 +202,7 @@ impl OpenOperation {
             end,
             network: self.network,
             captured: self.enqueue.captured,
-            completed: ended || self.untimed,
+            completed: ended || self.untimed || self.overtaken,
         }
     }
 }

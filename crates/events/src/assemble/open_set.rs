@@ -29,9 +29,13 @@ impl OpenSet {
         self.by_order.remove(&self.order.remove(&operation)?)
     }
 
-    /// Removes the oldest operation if there are more than `limit`.
-    pub(super) fn pop_beyond(&mut self, limit: usize) -> Option<OpenOperation> {
-        let (_, oldest) = (self.by_order.len() > limit).then(|| self.by_order.pop_first())??;
+    pub(super) fn len(&self) -> usize {
+        self.by_order.len()
+    }
+
+    /// Removes the oldest operation.
+    pub(super) fn pop_first(&mut self) -> Option<OpenOperation> {
+        let (_, oldest) = self.by_order.pop_first()?;
         self.order.remove(&oldest.enqueue.operation);
         Some(oldest)
     }

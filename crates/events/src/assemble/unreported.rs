@@ -1,26 +1,33 @@
-//! Collectives whose channels are not reported.
+//! Operations whose end is not reported.
 
 use std::collections::HashMap;
 
-/// How long a collective that later ones have overtaken is waited for. Those of CUDA graphs may be reported
+/// What runs in order: the collectives of a communicator, or its messages of a peer and direction.
+pub(super) type Stream = (u32, Option<(i32, bool)>);
+
+/// How long an operation that later ones have overtaken is waited for. Those of CUDA graphs may be reported
 /// after others that run later, but not for so long.
 const PERIOD_NS: u64 = 10_000_000_000;
 
-/// Finds collectives that have been overtaken: those of a communicator run in order, so that a collective
-/// that has not started long after a later one ended is never reported. NCCL reports no kernels of
-/// symmetric-memory collectives, and the events may have been lost.
+/// Finds operations that have been overtaken: those of a stream run in order, so that the end of one is
+/// never reported if a later one ended long ago. NCCL reports no kernels of symmetric-memory collectives,
+/// and the events may have been lost.
 #[derive(Debug, Default)]
 pub(super) struct Overtaken {
     /// Start of the period.
     since: u64,
-    /// Collectives completed at the start of this period and of the previous one, by communicator.
-    completed: HashMap<u32, u64>,
-    before: HashMap<u32, u64>,
+    /// Operations completed at the start of this period and of the previous one.
+    completed: HashMap<Stream, u64>,
+    before: HashMap<Stream, u64>,
 }
 
 impl Overtaken {
-    /// Takes the completed collectives of all communicators, once in a period. Returns whether it did.
-    pub(super) fn update(&mut self, now: u64, completed: impl Iterator<Item = (u32, u64)>) -> bool {
+    /// Takes the completed operations of all streams, once in a period. Returns whether it did.
+    pub(super) fn update(
+        &mut self,
+        now: u64,
+        completed: impl Iterator<Item = (Stream, u64)>,
+    ) -> bool {
         if now.saturating_sub(self.since) < PERIOD_NS {
             return false;
         }
@@ -29,9 +36,9 @@ impl Overtaken {
         true
     }
 
-    /// Whether a later collective of the communicator ended more than a period ago.
-    pub(super) fn contains(&self, communicator: u32, index: u64) -> bool {
-        self.before.get(&communicator).is_some_and(|&completed| index + 1 < completed)
+    /// Whether a later operation of the stream ended more than a period ago.
+    pub(super) fn contains(&self, stream: Stream, index: u64) -> bool {
+        self.before.get(&stream).is_some_and(|&completed| index + 1 < completed)
     }
 }
 
@@ -101,6 +108,28 @@ mod tests {
         assert_eq!(taken(&mut assembler, start + PERIOD_NS), [(0, Timing::None)]);
         for round in 2..10 {
             assert_eq!(taken(&mut assembler, start + round * PERIOD_NS), [], "the last may start");
+        }
+    }
+
+    /// The event of an end may have been lost, of a collective or of a message.
+    #[test]
+    fn an_operation_without_an_end_ends_after_later_ones() {
+        for kind in [OperationKind::AllReduce, OperationKind::Send] {
+            let mut assembler = Assembler::default();
+            assembler.handle(open(), |_| {});
+            for operation in 1..=3 {
+                let RawEvent::Enqueue(call) = enqueue(operation) else { panic!() };
+                let events = [
+                    RawEvent::Enqueue(Enqueue { kind, peer: 1, ..call }),
+                    RawEvent::Start { operation, time: 5, device_time: 0 },
+                ];
+                events.into_iter().for_each(|event| assembler.handle(event, |_| {}));
+            }
+            assembler.handle(RawEvent::End { operation: 2, time: 6, device_time: 0 }, |_| {});
+            let start = 10 * PERIOD_NS;
+            assert_eq!(taken(&mut assembler, start), [(1, Timing::Host)]);
+            assert_eq!(taken(&mut assembler, start + PERIOD_NS), [(0, Timing::None)]);
+            assert_eq!(taken(&mut assembler, start + 5 * PERIOD_NS), [], "the last may end");
         }
     }
 }

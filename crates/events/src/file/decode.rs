@@ -76,7 +76,8 @@ fn read_blocks(input: &mut dyn Read, visit: &mut dyn FnMut(Record)) -> io::Resul
         }
         let [a, b, c, d, checksum @ ..] = header;
         let length = u32::from_le_bytes([a, b, c, d]) as usize;
-        if length > MAX_PAYLOAD {
+        // Nobody writes an empty block, but zeros at the end of a file would be some.
+        if length == 0 || length > MAX_PAYLOAD {
             return damaged(offset, Damage::Malformed);
         }
         payload.resize(length, 0);

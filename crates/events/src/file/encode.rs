@@ -34,6 +34,11 @@ impl BlockEncoder {
         self.block.len() + MAX_RECORD > BLOCK_HEADER + MAX_PAYLOAD
     }
 
+    /// Whether half of its space is used.
+    pub fn is_half_full(&self) -> bool {
+        self.block.len() > MAX_PAYLOAD / 2
+    }
+
     /// Appends a record. Records beyond [`Self::is_full`] would make the block unreadable.
     pub fn push(&mut self, record: &Record) {
         let out = &mut self.block;

@@ -20,6 +20,9 @@ use crate::status::{CommunicatorStatus, Status};
 const BUSY: Duration = Duration::from_millis(5);
 const IDLE: Duration = Duration::from_millis(25);
 
+/// How often the status is written while operations are in flight and nothing changes.
+const HEARTBEAT_NS: u64 = 5_000_000_000;
+
 /// The thread's state.
 #[derive(Debug)]
 pub(super) struct Drain {
@@ -38,8 +41,9 @@ pub(super) struct Drain {
     /// What was lost by the last record of it.
     reported: Lost,
     next_write: u64,
-    /// The status written last.
+    /// The status written last, and when.
     status: Option<(Vec<CommunicatorStatus>, bool)>,
+    status_time: u64,
 }
 
 /// Runs the drain in a thread that receives no signals: those of the program are for its own threads.
@@ -83,12 +87,14 @@ impl Drain {
             reported: Lost::default(),
             next_write: 0,
             status: None,
+            status_time: 0,
         };
         drain.block.push(&Record::Process(drain.process.clone()));
         Ok(drain)
     }
 
     fn run(mut self) {
+        self.writer.begin();
         loop {
             // Read before the rings are drained: what was pushed before the request is written.
             let requested = self.shared.requested.load(Ordering::Acquire);
@@ -200,25 +206,34 @@ impl Drain {
         }
     }
 
-    /// Writes again, in the next block, what later blocks refer to.
+    /// Writes again, in the next block, what later blocks refer to. Of thousands of communicators some may
+    /// not fit; the block must keep room for operations.
     fn restate(&mut self) {
         self.names = 0;
         self.reported = Lost::default();
         self.block.push(&Record::Process(self.process.clone()));
-        self.push_names();
-        let communicators: Vec<_> = self.assembler.communicators().cloned().collect();
-        for communicator in communicators {
-            self.push_record(&Record::Communicator(communicator));
+        for (name, text) in self.shared.names.from(0) {
+            self.block.push(&Record::Name(name, text.to_owned()));
+            self.names += 1;
+        }
+        for communicator in self.assembler.communicators() {
+            if self.block.is_half_full() {
+                break;
+            }
+            self.block.push(&Record::Communicator(communicator.clone()));
         }
     }
 
-    /// Writes the status if it changed.
+    /// Writes the status if it changed, and from time to time while operations are in flight.
     fn write_status(&mut self, now: u64, ended: bool) {
         let status = (self.assembler.status(), ended);
-        if self.status.as_ref() == Some(&status) {
+        let is_busy = |c: &CommunicatorStatus| c.current.is_some() || c.message.is_some();
+        let due = now.saturating_sub(self.status_time) >= HEARTBEAT_NS;
+        let heartbeat = due && status.0.iter().any(is_busy);
+        if self.status.as_ref() == Some(&status) && !heartbeat {
             return;
         }
-        self.writer.write_status(&Status {
+        let written = self.writer.write_status(&Status {
             process: (&self.process).into(),
             host_time: now,
             realtime: clock::realtime_now(),
@@ -226,6 +241,9 @@ impl Drain {
             lost: self.lost.events + self.lost.operations,
             communicators: status.0.clone(),
         });
-        self.status = Some(status);
+        if written {
+            self.status = Some(status);
+            self.status_time = now;
+        }
     }
 }

@@ -17,8 +17,8 @@ const RANK_VARIABLES: [&str; 6] =
     ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "FLUX_TASK_RANK", "SLURM_PROCID"];
 const SIZE_VARIABLES: [&str; 5] =
     ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "FLUX_JOB_SIZE", "SLURM_NTASKS"];
-/// Variables with the number of restarts before.
-const RESTART_VARIABLES: [&str; 2] = ["REGATTA_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"];
+/// Variable with the number of restarts before, by `regatta launch` and torchrun.
+const RESTART_VARIABLE: &str = "TORCHELASTIC_RESTART_COUNT";
 
 /// What the NCCL profiler plug-in records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -84,7 +84,7 @@ pub fn process(source: Source, variable: impl Fn(&str) -> Option<OsString>) -> P
         source,
         rank: number(&RANK_VARIABLES),
         world_size: number(&SIZE_VARIABLES),
-        restart: number(&RESTART_VARIABLES).unwrap_or(0),
+        restart: number(&[RESTART_VARIABLE]).unwrap_or(0),
         pid: std::process::id(),
         host: read("/proc/sys/kernel/hostname"),
         boot_id: read("/proc/sys/kernel/random/boot_id"),
@@ -97,5 +97,10 @@ pub fn file_stem(process: &Process) -> String {
     let safe = |c: char| if c.is_ascii_alphanumeric() || "-._".contains(c) { c } else { '_' };
     let host: String = process.host.chars().map(safe).collect();
     let rank = process.rank.map_or_else(|| "unknown".to_owned(), |rank| format!("{rank:05}"));
-    format!("rank-{rank}-{host}-{}-{}", process.pid, process.source)
+    // A container may use a process ID again.
+    let restart = match process.restart {
+        0 => String::new(),
+        restart => format!("-restart-{restart}"),
+    };
+    format!("rank-{rank}{restart}-{host}-{}-{}", process.pid, process.source)
 }

@@ -52,10 +52,16 @@ impl Writer {
             open.map_err(error(&path))
         };
         let (events, status) = (create(file::EXTENSION)?, create(status::EXTENSION)?);
-        let mut writer = Self { events, status, length: 0, generation: 0 };
+        Ok(Self { events, status, length: 0, generation: 0 })
+    }
+
+    /// Writes the first bytes of the files. Both slots of the status are reserved: it has to be written
+    /// also when nothing else can be. Like all writes this is done in the recorder's thread, which receives
+    /// no signal if a file gets too long.
+    pub(super) fn begin(&mut self) {
         // A full disk may have room later.
-        let _ = writer.append(&[]);
-        Ok(writer)
+        let _ = self.append(&[]);
+        let _ = self.status.write_all_at(&vec![0; 2 * status::SLOT], 0);
     }
 
     /// Appends a block. If that fails, nothing is appended, and the next block may succeed.
@@ -81,11 +87,11 @@ impl Writer {
         }
     }
 
-    /// Writes the status. Errors are ignored: the next one is written soon.
-    pub(super) fn write_status(&mut self, status: &Status) {
+    /// Writes the status, and returns whether that succeeded.
+    pub(super) fn write_status(&mut self, status: &Status) -> bool {
         let slot = status::encode_slot(status, self.generation);
-        if self.status.write_all_at(&slot, status::slot_offset(self.generation)).is_ok() {
-            self.generation += 1;
-        }
+        let written = self.status.write_all_at(&slot, status::slot_offset(self.generation)).is_ok();
+        self.generation += u64::from(written);
+        written
     }
 }

@@ -10,6 +10,7 @@ mod tests;
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use regatta_events::record::settings::Level;
 
@@ -149,7 +150,7 @@ fn mask(level: Level, version: u64) -> c_int {
 /// Opens a communicator: the part of `init` that all versions share.
 ///
 /// # Safety
-/// `context` and `activation` are NULL or valid for writes.
+/// `context` and `activation` are NULL or valid for writes, `activation` as long as the process lives.
 unsafe fn init(
     context: *mut *mut c_void,
     activation: *mut c_int,
@@ -158,15 +159,18 @@ unsafe fn init(
     version: u64,
 ) {
     // SAFETY: by the caller's contract.
-    let (context, activation) = unsafe { (context.as_mut(), activation.as_mut()) };
-    let (Some(context), Some(activation)) = (context, activation) else { return };
+    let (Some(context), false) = (unsafe { context.as_mut() }, activation.is_null()) else {
+        return;
+    };
     *context = std::ptr::null_mut();
     match session::open(facts, logger) {
-        Opened::Disabled => *activation = 0,
+        // SAFETY: not NULL; other threads of NCCL read it atomically.
+        Opened::Disabled => unsafe { AtomicI32::from_ptr(activation) }.store(0, Ordering::Relaxed),
         // The mask is that of the whole process.
         Opened::Skipped => {}
         Opened::Recorded(session, communicator) => {
-            pause::set_mask(activation, mask(session.level, version));
+            // SAFETY: a global variable of NCCL.
+            unsafe { pause::set_mask(activation, mask(session.level, version)) };
             *context = std::ptr::without_provenance_mut(communicator as usize);
         }
     }

@@ -129,18 +129,32 @@ pub fn plan(seed: u64, version: u32, communicators: usize) -> Vec<PlannedCommuni
             ]),
             ranks,
             rank,
-            operations: (0..operations)
-                .map(|number| operation(random, version, number as u64, rank, ranks, &mut timer))
-                .collect(),
+            operations: numbered(
+                (0..operations)
+                    .map(|_| operation(random, version, rank, ranks, &mut timer))
+                    .collect(),
+            ),
         }
     };
     (1..=communicators).map(communicator).collect()
 }
 
+/// Numbers collectives as NCCL does: by function, those of the copy engines by themselves.
+fn numbered(mut operations: Vec<PlannedOperation>) -> Vec<PlannedOperation> {
+    let mut next = BTreeMap::new();
+    for operation in &mut operations {
+        let is_p2p = operation.kind.is_some_and(OperationKind::is_p2p);
+        let function = operation.function.filter(|_| !operation.copy_engine);
+        let counter: &mut u64 = next.entry((function, operation.copy_engine)).or_default();
+        operation.sequence = if is_p2p { 0 } else { *counter };
+        *counter += 1;
+    }
+    operations
+}
+
 fn operation(
     random: &mut Random,
     version: u32,
-    sequence: u64,
     rank: i32,
     ranks: i32,
     timer: &mut u64,
@@ -177,7 +191,7 @@ fn operation(
         peer,
         algorithm: if none { (None, Algorithm::None) } else { random.pick(&ALGORITHMS) },
         protocol: if none { (None, Protocol::None) } else { random.pick(&PROTOCOLS) },
-        sequence: if p2p { 0 } else { sequence },
+        sequence: 0,
         captured: random.one_in(4),
         fate,
         channels: (0..if reported { channels } else { 0 })
