@@ -321,6 +321,8 @@ fn status_shows_the_collective_in_flight() {
         enqueued: 9,
         started: 8,
         completed: 7,
+        messages: 0,
+        messages_completed: 0,
         current: Some(current),
         message: None,
     };

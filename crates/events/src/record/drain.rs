@@ -20,8 +20,10 @@ use crate::status::{CommunicatorStatus, Status};
 const BUSY: Duration = Duration::from_millis(5);
 const IDLE: Duration = Duration::from_millis(25);
 
-/// How often the status is written while operations are in flight and nothing changes.
-const HEARTBEAT_NS: u64 = 5_000_000_000;
+/// How often the status is written at most, and while operations are in flight and nothing changes: a
+/// parallel file system has other work than the status of thousands of ranks.
+const STATUS_NS: u64 = 1_000_000_000;
+const HEARTBEAT_NS: u64 = 2_000_000_000;
 
 /// The thread's state.
 #[derive(Debug)]
@@ -176,7 +178,7 @@ impl Drain {
         if !self.block.is_empty() {
             self.append_block();
         }
-        self.write_status(now, stop);
+        self.write_status(now, stop, stop || flush);
     }
 
     /// Writes the names that are new.
@@ -225,12 +227,15 @@ impl Drain {
     }
 
     /// Writes the status if it changed, and from time to time while operations are in flight.
-    fn write_status(&mut self, now: u64, ended: bool) {
+    fn write_status(&mut self, now: u64, ended: bool, force: bool) {
         let status = (self.assembler.status(), ended);
         let is_busy = |c: &CommunicatorStatus| c.current.is_some() || c.message.is_some();
-        let due = now.saturating_sub(self.status_time) >= HEARTBEAT_NS;
-        let heartbeat = due && status.0.iter().any(is_busy);
-        if self.status.as_ref() == Some(&status) && !heartbeat {
+        let age = now.saturating_sub(self.status_time);
+        let due = match self.status.as_ref() == Some(&status) {
+            true => age >= HEARTBEAT_NS && status.0.iter().any(is_busy),
+            false => force || age >= STATUS_NS,
+        };
+        if !due {
             return;
         }
         let written = self.writer.write_status(&Status {

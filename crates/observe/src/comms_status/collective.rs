@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use regatta_events::operation::OperationKind;
+use regatta_events::operation::{Name, OperationKind};
 use regatta_events::status::CurrentOperation;
 
 use super::groups::{Group, Groups, Member};
@@ -17,7 +17,7 @@ pub(super) fn judge(
 ) -> Option<Finding> {
     let in_flight = || group.members.iter().filter_map(|m| Some((m, m.status.current.as_ref()?)));
     let index = in_flight().map(|(_, current)| current.index).min()?;
-    let oldest = in_flight().map(|(member, current)| age(job, member.process, current)).max()?;
+    let oldest = in_flight().map(|(member, current)| age(member.process, current)).max()?;
     if oldest < job.min_age {
         return None;
     }
@@ -70,7 +70,7 @@ impl Case<'_> {
     }
 
     fn since(&self) -> String {
-        let ages = self.entered().map(|(member, current)| age(self.job, member.process, current));
+        let ages = self.entered().map(|(member, current)| age(member.process, current));
         seconds(ages.max().unwrap_or(0))
     }
 
@@ -196,5 +196,13 @@ impl Case<'_> {
 fn agree(a: &CurrentOperation, b: &CurrentOperation) -> bool {
     use OperationKind::{AllReduce, Broadcast, Reduce};
     let same_count = !matches!(a.kind, AllReduce | Broadcast | Reduce) || a.count == b.count;
-    a.kind == b.kind && a.dtype == b.dtype && a.peer == b.peer && same_count
+    // Names that are not built in have other codes in each process.
+    let same_kind = a.kind == b.kind || (is_unnamed(a.kind.code()) && is_unnamed(b.kind.code()));
+    let same_type =
+        a.dtype == b.dtype || (is_unnamed(a.dtype.code()) && is_unnamed(b.dtype.code()));
+    same_kind && same_type && a.peer == b.peer && same_count
+}
+
+fn is_unnamed(code: u8) -> bool {
+    code >= Name::CUSTOM
 }

@@ -18,7 +18,7 @@ pub(super) fn judge<'a>(
 ) -> impl Iterator<Item = Finding> {
     group.members.iter().filter_map(move |member| {
         let message = member.status.message.as_ref()?;
-        let oldest = age(job, member.process, message);
+        let oldest = age(member.process, message);
         (oldest >= job.min_age).then(|| finding(job, groups, group, member, message, oldest))?
     })
 }

@@ -28,8 +28,6 @@ pub struct JobStatus<'a> {
     pub statuses: &'a [Status],
     /// Ranks that have exited.
     pub exited: &'a BTreeSet<u32>,
-    /// Nanoseconds since 1970.
-    pub now: u64,
     /// Operations in flight for a shorter time, in nanoseconds, are ordinary.
     pub min_age: u64,
 }
@@ -73,9 +71,9 @@ pub fn judge(job: &JobStatus<'_>) -> Vec<Finding> {
     findings
 }
 
-/// For how long an operation of a status has been in flight. The status is not rewritten while nothing
-/// changes.
-fn age(job: &JobStatus<'_>, status: &Status, operation: &CurrentOperation) -> u64 {
-    let at_write = status.host_time.saturating_sub(operation.enqueued);
-    at_write.saturating_add(job.now.saturating_sub(status.realtime))
+/// For how long an operation of a status had been in flight when the status was written. That is by the
+/// clock of one host, and not long ago: while operations are in flight, a status is written every few
+/// seconds.
+fn age(status: &Status, operation: &CurrentOperation) -> u64 {
+    status.host_time.saturating_sub(operation.enqueued)
 }

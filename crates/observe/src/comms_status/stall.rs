@@ -18,32 +18,46 @@ pub struct StallTracker {
 #[derive(Debug)]
 struct Progress {
     fingerprint: u64,
+    /// When it changed.
     since: Instant,
+    /// The statuses of the ranks with an operation in flight, and when one of them was written again.
+    written: u64,
+    fresh: Instant,
+}
+
+/// The state of a communicator in a snapshot.
+#[derive(Debug, Clone, Copy, Default)]
+struct Snapshot {
+    /// Sums: independent of the order of the statuses.
+    fingerprint: u64,
+    written: u64,
+    busy: bool,
 }
 
 impl StallTracker {
     /// For how long the communicator with the longest stall has had an operation in flight without any
-    /// progress on any rank.
+    /// progress on any rank. A rank whose status is not written again may not be able to write it, and
+    /// says nothing. An operation that no rank has started may wait for other work of the GPUs, or be one
+    /// that NCCL does not report.
     pub fn update(&mut self, statuses: &[Status], now: Instant) -> Duration {
-        let mut current: BTreeMap<_, (u64, bool)> = BTreeMap::new();
+        let mut current: BTreeMap<_, Snapshot> = BTreeMap::new();
         for process in statuses {
             for status in &process.communicators {
                 let (id, name, ranks) = key(status);
-                let (sum, busy) = current.entry((id, name.to_owned(), ranks)).or_default();
-                // A sum: independent of the order of the statuses.
-                *sum = sum.wrapping_add(fingerprint(process, status));
-                *busy |= status.current.is_some() || status.message.is_some();
+                current.entry((id, name.to_owned(), ranks)).or_default().add(process, status);
             }
         }
         self.communicators.retain(|key, _| current.contains_key(key));
         let mut longest = Duration::ZERO;
-        for (key, (fingerprint, busy)) in current {
-            let progress =
-                self.communicators.entry(key).or_insert(Progress { fingerprint, since: now });
+        for (key, Snapshot { fingerprint, written, busy }) in current {
+            let start = || Progress { fingerprint, since: now, written, fresh: now };
+            let progress = self.communicators.entry(key).or_insert_with(start);
             if progress.fingerprint != fingerprint || !busy {
-                *progress = Progress { fingerprint, since: now };
+                *progress = start();
+            } else if progress.written != written {
+                (progress.written, progress.fresh) = (written, now);
             }
-            longest = longest.max(now.saturating_duration_since(progress.since));
+            longest = longest.max(progress.fresh.saturating_duration_since(progress.since));
         }
         longest
     }
@@ -54,12 +68,29 @@ impl StallTracker {
     }
 }
 
+impl Snapshot {
+    fn add(&mut self, process: &Status, status: &CommunicatorStatus) {
+        let mut operations = [status.current, status.message].into_iter().flatten();
+        let busy = operations.any(|operation| operation.started);
+        let identity = (&process.process.host, process.process.pid, status.communicator.index);
+        self.fingerprint = self.fingerprint.wrapping_add(hash(&(identity, counts(status))));
+        if busy {
+            self.written = self.written.wrapping_add(hash(&(identity, process.host_time)));
+            self.busy = true;
+        }
+    }
+}
+
 /// What changes when a rank makes progress.
-fn fingerprint(process: &Status, status: &CommunicatorStatus) -> u64 {
-    let mut hasher = DefaultHasher::new();
+fn counts(status: &CommunicatorStatus) -> ([u64; 5], Option<(u64, u64, bool)>) {
+    let CommunicatorStatus { enqueued, started, completed, messages, messages_completed, .. } =
+        *status;
     let message = status.message.map(|message| (message.index, message.enqueued, message.started));
-    let identity = (&process.process.host, process.process.pid, status.communicator.index);
-    let counts = (status.enqueued, status.started, status.completed, message);
-    (identity, counts).hash(&mut hasher);
+    ([enqueued, started, completed, messages, messages_completed], message)
+}
+
+fn hash(value: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
     hasher.finish()
 }

@@ -14,7 +14,7 @@ const SECOND: u64 = 1_000_000_000;
 const WRITTEN: [u64; 2] = [500 * SECOND, 10_000 * SECOND];
 
 fn operation(kind: OperationKind, index: u64, started: bool) -> CurrentOperation {
-    let (dtype, enqueued) = (DataType::Bf16, WRITTEN[0] - 5 * SECOND);
+    let (dtype, enqueued) = (DataType::Bf16, WRITTEN[0] - 65 * SECOND);
     let (count, bytes, peer) = (2 << 20, 4 << 20, None);
     CurrentOperation { index, kind, dtype, peer, count, bytes, enqueued, started }
 }
@@ -37,7 +37,17 @@ fn member(
     let [enqueued, started, completed] = counts;
     let communicator =
         Communicator { index: id as u32, id, name: name.to_owned(), ranks, nodes: 1, rank };
-    CommunicatorStatus { communicator, enqueued, started, completed, current, message: None }
+    let (messages, messages_completed, message) = (0, 0, None);
+    CommunicatorStatus {
+        communicator,
+        enqueued,
+        started,
+        completed,
+        messages,
+        messages_completed,
+        current,
+        message,
+    }
 }
 
 fn status(rank: u32, communicators: Vec<CommunicatorStatus>) -> Status {
@@ -47,11 +57,11 @@ fn status(rank: u32, communicators: Vec<CommunicatorStatus>) -> Status {
     Status { process, host_time, realtime, ended: false, lost: 0, communicators }
 }
 
-/// The findings 60 s after the statuses were written.
+/// The findings of operations that have been in flight for 65 s.
 fn judged(ranks: u32, statuses: &[Status]) -> Vec<Finding> {
     let hosts: Vec<String> = (0..ranks).map(|rank| format!("n{}", rank / 2)).collect();
-    let (exited, now) = (BTreeSet::new(), WRITTEN[1] + 60 * SECOND);
-    judge(&JobStatus { hosts: &hosts, statuses, exited: &exited, now, min_age: 10 * SECOND })
+    let exited = BTreeSet::new();
+    judge(&JobStatus { hosts: &hosts, statuses, exited: &exited, min_age: 10 * SECOND })
 }
 
 const WORLD: (u64, &str, u32) = (7, "world", 4);
@@ -142,7 +152,7 @@ fn ranks_that_call_different_collectives_are_named() {
 #[test]
 fn operations_in_flight_for_a_short_time_are_ordinary() {
     let mut statuses = world(vec![member(WORLD, 3, [57, 57, 57], None)]);
-    statuses.iter_mut().for_each(|status| status.realtime += 60 * SECOND);
+    statuses.iter_mut().for_each(|status| status.host_time -= 60 * SECOND);
     assert!(judged(4, &statuses).is_empty());
 }
 
@@ -228,21 +238,39 @@ fn ranks_that_the_program_started_have_the_hosts_of_their_statuses() {
 #[test]
 fn stall_is_the_time_without_progress_while_an_operation_is_in_flight() {
     let (mut tracker, start) = (StallTracker::default(), Instant::now());
-    let at = |seconds| start + Duration::from_secs(seconds);
+    // The ranks write their status all the time, unless it is frozen.
+    let mut update = |statuses: &[Status], seconds: u64, written: u64| {
+        let mut statuses = statuses.to_vec();
+        statuses.iter_mut().for_each(|status| status.host_time += written * SECOND);
+        tracker.update(&statuses, start + Duration::from_secs(seconds)).as_secs()
+    };
     let waiting = world(vec![member(WORLD, 3, [57, 57, 57], None)]);
     let mut progress = waiting.clone();
     progress[3].communicators[0].enqueued = 58;
+    let mut sent = progress.clone();
+    sent[3].communicators[0].messages_completed = 1;
     let mut idle = waiting.clone();
-    idle.iter_mut().for_each(|status| status.communicators[0].current = None);
-    assert_eq!(tracker.update(&waiting, at(0)), Duration::ZERO);
-    assert_eq!(tracker.update(&waiting, at(9)), Duration::from_secs(9));
-    assert_eq!(tracker.update(&progress, at(10)), Duration::ZERO);
-    assert_eq!(tracker.update(&progress, at(14)), Duration::from_secs(4));
-    assert_eq!(tracker.update(&idle, at(20)), Duration::ZERO, "nothing is in flight");
-    assert_eq!(tracker.update(&idle, at(90)), Duration::ZERO);
-    tracker.update(&waiting, at(100));
+    for status in &mut idle {
+        (status.communicators[0].current, status.communicators[0].completed) = (None, 58);
+    }
+    assert_eq!(update(&waiting, 0, 0), 0);
+    assert_eq!(update(&waiting, 9, 9), 9);
+    assert_eq!(update(&progress, 10, 10), 0);
+    assert_eq!(update(&progress, 14, 14), 4);
+    assert_eq!(update(&sent, 15, 15), 0, "messages are progress, too");
+    assert_eq!(update(&idle, 20, 20), 0, "nothing is in flight");
+    assert_eq!(update(&idle, 90, 90), 0);
+    assert_eq!(update(&waiting, 100, 100), 0);
+    assert_eq!(update(&waiting, 103, 103), 3);
+    assert_eq!(update(&waiting, 200, 103), 3, "ranks that cannot write are not hung");
+    let mut queued = waiting.clone();
+    for status in &mut queued {
+        status.communicators[0].current.iter_mut().for_each(|current| current.started = false);
+    }
+    assert_eq!(update(&queued, 300, 300), 0);
+    assert_eq!(update(&queued, 400, 400), 0, "GPUs have other work, or nothing reports it");
     tracker.reset();
-    assert_eq!(tracker.update(&waiting, at(110)), Duration::ZERO, "after a reset");
+    assert_eq!(tracker.update(&waiting, start + Duration::from_secs(510)), Duration::ZERO);
 }
 
 /// A job in which all ranks run the same program on their own communicators, up to a rank that stops.

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, SyncSender};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use regatta_events::status::{self, Status};
@@ -38,8 +38,8 @@ pub struct StatusWatch {
     exited: BTreeSet<u32>,
     /// A stall of this long is a hang.
     limit: Option<Duration>,
-    /// When the ranks were told to exit: what they do since then explains nothing.
-    frozen: Option<SystemTime>,
+    /// Whether the ranks were told to exit: what they do since then explains nothing.
+    frozen: bool,
 }
 
 impl StatusWatch {
@@ -66,14 +66,14 @@ impl StatusWatch {
             hosts,
             exited: BTreeSet::new(),
             limit,
-            frozen: None,
+            frozen: false,
         })
     }
 
     /// Takes a new snapshot, and returns the event of a stall. Ranks whose output is paused may wait for
     /// the reader.
     pub fn event(&mut self, output_paused: bool) -> Option<JobEvent> {
-        if self.frozen.is_some() {
+        if self.frozen {
             return None;
         }
         if output_paused {
@@ -92,7 +92,7 @@ impl StatusWatch {
     /// Takes note of exits.
     pub fn on_event(&mut self, event: &JobEvent) {
         match event {
-            JobEvent::Exited(rank, _) if self.frozen.is_none() => drop(self.exited.insert(*rank)),
+            JobEvent::Exited(rank, _) if !self.frozen => drop(self.exited.insert(*rank)),
             _ => {}
         }
     }
@@ -101,21 +101,21 @@ impl StatusWatch {
     pub fn on_control(&mut self, control: RankControl) {
         match control {
             RankControl::Signal(signal) if !is_termination_signal(signal) => self.tracker.reset(),
-            _ => drop(self.frozen.get_or_insert_with(SystemTime::now)),
+            _ => self.frozen = true,
         }
     }
 
     /// The operations that did not complete when the ranks were told to exit.
     pub fn judge(&self, is_hung: bool) -> Vec<Finding> {
-        let Some(frozen) = self.frozen else { return Vec::new() };
-        let now = frozen.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        if !self.frozen {
+            return Vec::new();
+        }
         let limit = self.limit.filter(|_| is_hung).unwrap_or(MIN_AGE * 2);
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         judge(&JobStatus {
             hosts: &self.hosts,
             statuses: &self.latest,
             exited: &self.exited,
-            now: nanoseconds(now),
             min_age: nanoseconds(MIN_AGE.min(limit / 2)),
         })
     }
