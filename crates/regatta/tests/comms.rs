@@ -111,7 +111,9 @@ fn encode(records: &[Record]) -> Vec<u8> {
             bytes.extend(block.take_block());
         }
     }
-    bytes.extend(block.take_block());
+    if !block.is_empty() {
+        bytes.extend(block.take_block());
+    }
     bytes
 }
 
@@ -259,6 +261,20 @@ fn the_last_attempt_is_reported() {
 }
 
 #[test]
+fn files_of_several_runs_are_noted() {
+    let folder = job();
+    let mut again = records(2, 0);
+    let Some(Record::Process(process)) = again.first_mut() else { panic!() };
+    process.pid += 1;
+    write(&folder, &again, true);
+    let json: Value = run_in(&folder, "comms run --json").json();
+    let codes: Vec<_> = json["warnings"].as_array().unwrap().iter().map(|w| &w["code"]).collect();
+    assert!(codes.contains(&&Value::from("repeated")), "{codes:?}");
+    run_in(&folder, "comms run").assert_ok("rank 2 has several files");
+    run_in(&folder, "comms run --trace t.json --from 2 --to 1").assert_error("is not before --to");
+}
+
+#[test]
 fn many_sizes_are_combined_and_unfinished_operations_listed() {
     let folder = TempDir::new();
     let mut records = records(0, 0)[..3].to_vec();
@@ -289,7 +305,7 @@ fn many_sizes_are_combined_and_unfinished_operations_listed() {
 fn folders_without_event_files_are_errors_with_a_fix() {
     let folder = TempDir::new();
     std::fs::create_dir_all(folder.join("run/comms")).unwrap();
-    let parts = ["run/comms has no event files", "NCCL_PROFILER_PLUGIN", "REGATTA_PROFILE"];
+    let parts = ["run/comms has no files *.events", "NCCL_PROFILER_PLUGIN", "REGATTA_PROFILE"];
     run_in(&folder, "comms run").assert_error(parts);
     run_in(&folder, "comms missing").assert_error("cannot read missing");
     folder.write("job.out", "step 1\n");

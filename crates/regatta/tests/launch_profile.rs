@@ -77,14 +77,20 @@ fn own_plugin_of_the_user_is_an_error_and_nothing_starts() {
 fn plugin_is_installed_with_the_variables_that_load_it() {
     let folder = TempDir::new();
     let text = run_in(&folder, "plugin install lib").ok();
-    let library = folder.join("lib").join(LIBRARY);
-    let expected = format!(
-        "export NCCL_PROFILER_PLUGIN={}\nexport REGATTA_PROFILE=\"$PWD/comms\"\n",
-        library.display()
-    );
-    assert_eq!(text, expected);
+    let lib = folder.join("lib");
+    let [profiler, tuner] = [LIBRARY, "libnccl-tuner-regatta.so"].map(|name| lib.join(name));
+    let exports: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+    let expected = [
+        format!("export NCCL_PROFILER_PLUGIN={}", profiler.display()),
+        "export REGATTA_PROFILE=\"$PWD/comms\"".to_owned(),
+        format!("export NCCL_TUNER_PLUGIN={}", tuner.display()),
+        "export REGATTA_TUNER=\"$PWD/tuning.txt\"".to_owned(),
+    ];
+    assert_eq!(exports, expected);
     assert_eq!(folder.names(), ["lib"]);
-    assert!(std::fs::metadata(library).unwrap().len() > 10_000);
+    for library in [profiler, tuner] {
+        assert!(std::fs::read(library).unwrap().starts_with(b"\x7fELF"));
+    }
     run_in(&folder, "plugin install /dev/null/lib").assert_error("cannot write /dev/null/lib");
 }
 

@@ -1,5 +1,6 @@
 //! The same collective on all of its ranks.
 
+use regatta_events::operation::OperationKind;
 use std::collections::BTreeMap;
 
 use super::clocks::{Alignment, ClockPair};
@@ -98,7 +99,9 @@ impl<'a> Matches<'a> {
     fn agree(&self, parts: &[Part]) -> bool {
         let key = |part: &Part| {
             let arrival = self.arrival(part);
-            (arrival.kind, arrival.bytes)
+            // In an all-to-all each rank may have another size.
+            let bytes = if arrival.kind == OperationKind::AllToAll { 0 } else { arrival.bytes };
+            (arrival.kind, bytes)
         };
         parts.windows(2).all(|pair| key(&pair[0]) == key(&pair[1]))
     }

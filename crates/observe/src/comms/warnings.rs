@@ -1,5 +1,7 @@
 //! What makes a report incomplete.
 
+use std::collections::BTreeSet;
+
 use regatta_model::Warning;
 use regatta_model::units::pluralize;
 
@@ -43,6 +45,7 @@ pub(super) fn warnings(selected: &Selected<'_>, matches: &MatchStats) -> Vec<War
     all.extend(open(selected));
     all.extend(lost(selected));
     all.extend(missing(selected));
+    all.extend(repeated(selected));
     if matches.mismatched > 0 {
         let count = pluralize(matches.mismatched as usize, "collective");
         all.push(Warning::new(
@@ -130,6 +133,26 @@ fn lost(selected: &Selected<'_>) -> Option<Warning> {
         ),
         "counts and times of these ranks are too small: the ring was full (record less with \
          REGATTA_PROFILE_LEVEL=operations), or the disk",
+    ))
+}
+
+/// Ranks with several files: of several runs that recorded to one folder.
+fn repeated(selected: &Selected<'_>) -> Option<Warning> {
+    let mut seen = BTreeSet::new();
+    let mut repeated = selected.files.to_vec();
+    repeated.retain(|file| {
+        let process = file.process.as_ref();
+        let key = process.and_then(|p| Some((p.restart, p.source.name(), p.rank?)));
+        key.is_some_and(|key| !seen.insert(key))
+    });
+    repeated.first()?;
+    Some(Warning::new(
+        "repeated",
+        format!(
+            "{} has several files: of several runs, which are added up",
+            describe(repeated.into_iter())
+        ),
+        "use a folder for each run (REGATTA_PROFILE), or pass the files of one run",
     ))
 }
 

@@ -22,7 +22,7 @@ pub fn find(paths: &[PathBuf], extension: &str) -> Result<Vec<PathBuf>> {
             .with_context(|| format!("cannot read {}", folder.display()))?;
         if files.is_empty() {
             bail!(
-                "{} has no event files (*.{extension}): run the job with `regatta launch --profile`, or set \
+                "{} has no files *.{extension}: run the job with `regatta launch --profile`, or set \
                  NCCL_PROFILER_PLUGIN to the path of regatta's profiler plug-in and REGATTA_PROFILE to a \
                  folder that all nodes share",
                 folder.display()

@@ -108,8 +108,13 @@ fn seconds() -> impl clap::builder::TypedValueParser<Value = f64> {
 pub fn run(args: &CommsArgs) -> Result<ExitCode> {
     if args.status {
         let paths = files::find(&args.paths, live::EXTENSION)?;
-        status::run(&paths, args.json)?;
-        return Ok(ExitCode::SUCCESS);
+        let shown = status::run(&paths, args.attempt.unwrap_or_default(), args.json)?;
+        return Ok(if shown { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
+    if let (Some(from), Some(to)) = (args.from, args.to)
+        && from >= to
+    {
+        bail!("--from {from} is not before --to {to}");
     }
     if let Some(path) = &args.plot {
         plot::check(path)?;

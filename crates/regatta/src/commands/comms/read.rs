@@ -1,6 +1,7 @@
 //! Reads event files on all cores.
 
 use std::fs::File;
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -8,6 +9,9 @@ use std::sync::{Mutex, PoisonError};
 use regatta_events::file;
 use regatta_observe::comms::collector::FileEnd;
 use regatta_observe::comms::{Analysis, Collector, FileSummary};
+
+/// Bytes that are read at once.
+const BUFFER: usize = 1 << 18;
 
 /// Arrivals at collectives that are kept in all files: 50 MB.
 const MAX_ARRIVALS: usize = 1 << 20;
@@ -37,7 +41,11 @@ pub fn read_all(paths: &[PathBuf]) -> Analysis {
 /// Reads a file up to its end, its damage or an error.
 fn read_file(path: &Path, arrivals: usize) -> FileSummary {
     let mut collector = Collector::new(path.display().to_string(), arrivals);
-    let read = File::open(path).and_then(|input| file::read(input, |record| collector.add(record)));
+    let read = File::open(path).and_then(|input| {
+        // Blocks of a quiet job are short.
+        let input = BufReader::with_capacity(BUFFER, input);
+        file::read(input, |record| collector.add(record))
+    });
     collector.finish(match read {
         Ok(end) => end.into(),
         Err(error) => FileEnd::Unreadable { why: error.to_string() },

@@ -1,13 +1,16 @@
 //! The last collective of each rank, from the status files.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use regatta_events::operation::{Communicator, OperationKind};
-use regatta_events::status::{CommunicatorStatus, CurrentOperation, Status, decode};
+use regatta_events::status::{CommunicatorStatus, CurrentOperation, SLOT, Status, decode};
 use regatta_model::units::{format_elapsed, pluralize};
 use regatta_model::{Document, document, text_table};
+use regatta_observe::comms::Attempts;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::FAINT;
@@ -65,21 +68,35 @@ struct CurrentRow {
     age_s: f64,
 }
 
-/// Prints the status of all ranks.
-pub fn run(paths: &[PathBuf], json: bool) -> Result<()> {
+/// Prints the status of all ranks of an attempt. Returns whether there was one.
+pub fn run(paths: &[PathBuf], attempts: Attempts, json: bool) -> Result<bool> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as u64);
     let mut report = StatusReport::default();
     for path in paths {
-        match std::fs::read(path).ok().and_then(|bytes| decode(&bytes)) {
+        match read(path).and_then(|bytes| decode(&bytes)) {
             Some(status) => report.rows.extend(rows(&status, now)),
             None => report.unreadable.push(path.display().to_string()),
         }
     }
+    let last = report.rows.iter().map(|row| row.attempt).max();
+    report.rows.retain(|row| match attempts {
+        Attempts::All => true,
+        Attempts::Last => Some(row.attempt) == last,
+        Attempts::One(attempt) => row.attempt == attempt,
+    });
     report.rows.sort_by_key(|row| (row.attempt, row.rank, row.pid));
     match json {
-        true => output::print_raw(&document::to_json(&report)?),
-        false => output::print(&render(&report)),
+        true => output::print_raw(&document::to_json(&report)?)?,
+        false => output::print(&render(&report))?,
     }
+    Ok(!report.rows.is_empty())
+}
+
+/// The first bytes of a file: a status file is short.
+fn read(path: &Path) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path).ok()?.take(2 * SLOT as u64).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
 }
 
 /// A row per communicator; one without a communicator if there is none.

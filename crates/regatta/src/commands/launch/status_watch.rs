@@ -23,11 +23,6 @@ const RANKS_PER_INTERVAL: usize = 256;
 const MIN_AGE: Duration = Duration::from_secs(5);
 /// Most bytes of a status file that are read.
 const MAX_FILE: u64 = 4 * status::SLOT as u64;
-/// How long the writes of another node may stay in its page cache, with a margin: NFS clients write back
-/// after 30 s.
-const NFS_DELAY: Duration = Duration::from_secs(45);
-const NFS_MAGIC: u64 = 0x6969;
-
 /// The status of all ranks.
 pub struct StatusWatch {
     snapshots: Receiver<Vec<Status>>,
@@ -50,7 +45,6 @@ impl StatusWatch {
         hang_after: Option<Duration>,
     ) -> Result<Self> {
         let (sender, snapshots) = mpsc::sync_channel(1);
-        let limit = hang_after.map(|limit| limit + write_delay(&folder));
         let earlier = status_files(&folder).filter_map(|path| Some(path.file_name()?.to_owned()));
         let earlier: HashSet<OsString> = earlier.collect();
         let interval = interval(hosts.len(), hang_after);
@@ -65,7 +59,7 @@ impl StatusWatch {
             tracker: StallTracker::default(),
             hosts,
             exited: BTreeSet::new(),
-            limit,
+            limit: hang_after,
             frozen: false,
         })
     }
@@ -126,14 +120,6 @@ fn interval(ranks: usize, hang_after: Option<Duration>) -> Duration {
     let share = INTERVAL * ranks.div_ceil(RANKS_PER_INTERVAL).max(1) as u32;
     let often = hang_after.map_or(MAX_INTERVAL, |limit| (limit / 4).max(INTERVAL / 4));
     share.min(MAX_INTERVAL).min(often)
-}
-
-/// How late a status of another node may be seen in a folder.
-fn write_delay(folder: &Path) -> Duration {
-    match rustix::fs::statfs(folder) {
-        Ok(found) if found.f_type as u64 == NFS_MAGIC => NFS_DELAY,
-        _ => Duration::ZERO,
-    }
 }
 
 /// Sends a snapshot after each interval, until the receiver is gone.
