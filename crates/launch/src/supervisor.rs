@@ -280,8 +280,7 @@ impl Supervisor {
         self.on_signal(signal, now)
     }
 
-    /// Unlike a job without output and CPU time, one that stalls may poll. Ranks that save before they
-    /// exit, without a deadline, may hang as well.
+    /// Unlike a job without output and CPU time, one that stalls may poll.
     fn on_stalled(&mut self, now: Instant) -> Vec<SupervisorAction> {
         let is_running = matches!(self.phase, JobPhase::Running | JobPhase::Terminating(_));
         if !is_running || self.kill_at.is_some() || self.stopped {
