@@ -1,20 +1,17 @@
 //! The recording of a process.
 
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, Once, TryLockError};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use regatta_events::operation::Source;
-use regatta_events::record::Recorder;
 use regatta_events::record::raw::{OpenCommunicator, RawEvent, fixed_name};
 use regatta_events::record::settings::{self, Level, Settings};
+use regatta_events::record::{Recorder, stop_at_exit};
 
-use crate::abi::guard;
 use crate::log::{self, Logger, log};
 use crate::model::CommunicatorFacts;
 
-/// How long the process's exit waits for the last events to be written.
-const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a communicator waits for another one that creates the files.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Communicators of version 3 beyond this number are recorded without their facts.
@@ -27,7 +24,6 @@ static SESSION: AtomicPtr<Session> = AtomicPtr::new(std::ptr::null_mut());
 static CREATE: Mutex<()> = Mutex::new(());
 /// The process whose session could not be created.
 static FAILED: AtomicU32 = AtomicU32::new(0);
-static EXIT_HANDLER: Once = Once::new();
 
 /// The recording of a process.
 #[derive(Debug)]
@@ -100,10 +96,7 @@ fn create(pid: u32, logger: Logger) -> Result<&'static Session, Opened> {
     let session = Box::new(Session { recorder, level: settings::level(), pid, late });
     let session: &'static Session = Box::leak(session);
     SESSION.store(std::ptr::from_ref(session).cast_mut(), Ordering::Release);
-    EXIT_HANDLER.call_once(|| {
-        // SAFETY: the library is never unloaded, see build.rs.
-        unsafe { libc::atexit(stop_at_exit) };
-    });
+    stop_at_exit(&session.recorder);
     Ok(session)
 }
 
@@ -119,14 +112,6 @@ fn lock(timeout: Duration) -> Option<MutexGuard<'static, ()>> {
             Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
         }
     }
-}
-
-extern "C" fn stop_at_exit() {
-    guard(|| {
-        if let Some(session) = current() {
-            session.recorder.stop(EXIT_TIMEOUT);
-        }
-    });
 }
 
 impl Session {
