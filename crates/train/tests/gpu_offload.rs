@@ -121,7 +121,7 @@ impl Case {
             let losses = RUN.run(&mut engine, &*comm, comm.rank() as usize, self.ranks);
             let pinned = engine.state.memory().pinned;
             assert!(probe.peak_pinned_bytes() >= pinned, "{self:?}");
-            drop(engine);
+            drop((engine, comm));
             assert_eq!(probe.allocations(), 0, "{self:?}");
             losses
         };

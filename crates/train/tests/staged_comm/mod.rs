@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
+use std::thread::{JoinHandle, current};
 
 use regatta_comm::error::Peer;
 use regatta_comm::{Buffer, Call, Comm, Event, OwnedCall, Pending, Result};
@@ -9,7 +10,9 @@ use regatta_comm::{Buffer, Call, Comm, Event, OwnedCall, Pending, Result};
 /// Stages device buffers through host memory. A thread runs the calls in order.
 pub struct StagedComm {
     inner: Arc<dyn Comm>,
-    jobs: Sender<Job>,
+    /// Closed when the communicator is dropped.
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -17,9 +20,18 @@ type Job = Box<dyn FnOnce() + Send>;
 impl StagedComm {
     pub fn new(inner: Arc<dyn Comm>) -> Self {
         let (jobs, queue) = channel::<Job>();
-        // It ends when the communicator is dropped.
-        std::thread::spawn(move || queue.into_iter().for_each(|job| job()));
-        Self { inner, jobs }
+        let thread = std::thread::spawn(move || queue.into_iter().for_each(|job| job()));
+        Self { inner, jobs: Some(jobs), thread: Some(thread) }
+    }
+}
+
+/// Waits for the thread, which may still hold buffers of calls that have completed.
+impl Drop for StagedComm {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take().filter(|t| t.thread().id() != current().id()) {
+            let _ = thread.join();
+        }
     }
 }
 
@@ -77,7 +89,7 @@ impl Comm for StagedComm {
             calls.iter_mut().try_for_each(|call| run_staged(&*inner, call))?;
             Ok(calls)
         };
-        self.jobs.send(Box::new(|| complete(run()))).unwrap();
+        self.jobs.as_ref().unwrap().send(Box::new(|| complete(run()))).unwrap();
         pending
     }
 
