@@ -165,10 +165,13 @@ impl ProcessGroups {
     /// Names each group by its axis and wraps it in a traffic counter of its own, also groups with the
     /// same ranks.
     fn count_traffic(&mut self) {
+        // Axes may share a communicator: the first one names it.
+        for (axis, group) in self.by_axis().into_iter().rev() {
+            group.iter().for_each(|comm| comm.set_name(axis.name()));
+        }
         let mut counters = Vec::new();
         for (axis, group) in self.by_axis() {
             if let Some(comm) = group.take() {
-                comm.set_name(axis.name());
                 let counted = CountingComm::new(comm);
                 counters.push((axis, counted.counters()));
                 *group = Some(Arc::new(counted));
