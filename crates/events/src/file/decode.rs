@@ -76,7 +76,7 @@ fn read_blocks(input: &mut dyn Read, visit: &mut dyn FnMut(Record)) -> io::Resul
         }
         let [a, b, c, d, checksum @ ..] = header;
         let length = u32::from_le_bytes([a, b, c, d]) as usize;
-        // Nobody writes an empty block, but zeros at the end of a file would be some.
+        // The encoder writes no empty block; zeros at the end of a file would decode as such.
         if length == 0 || length > MAX_PAYLOAD {
             return damaged(offset, Damage::Malformed);
         }

@@ -80,7 +80,7 @@ impl Writer {
                 Ok(())
             }
             Err(error) => {
-                // Nobody may find half a block.
+                // A reader must not find half a block.
                 let _ = self.events.set_len(start);
                 Err(error)
             }
