@@ -296,7 +296,7 @@ impl Host {
     }
 }
 
-/// The same number of events into a queue behind a mutex that nobody else holds.
+/// The same number of events into a queue behind an uncontended mutex.
 fn mutex_batches() -> Vec<Duration> {
     let queue: Mutex<VecDeque<RawEvent>> = Mutex::new(VecDeque::with_capacity(1 << 16));
     let one = |_| {

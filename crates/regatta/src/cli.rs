@@ -106,7 +106,7 @@ pub enum Command {
     /// Show which network NCCL or RCCL used, from the logs of a job
     #[command(after_long_help = net_log::EXAMPLES)]
     NetLog(NetLogArgs),
-    /// Check plug-ins of NCCL and RCCL, or install the profiler of this program
+    /// Check plug-ins of NCCL and RCCL, or install those of this program
     #[command(after_long_help = plugin::EXAMPLES)]
     Plugin(PluginArgs),
     /// Show what a job communicated: message sizes, bandwidths, slow ranks; write a trace

@@ -202,7 +202,7 @@ pub(super) fn ranks(selected: &Selected<'_>, stats: &MatchStats) -> Vec<RankRow>
         }
         rows.push((arrivals.delay_ns, rank_row(&files, &arrivals)));
     }
-    // Stable: ranks for which nobody waited stay in order.
+    // Stable: ranks that caused no wait stay in order.
     rows.sort_by_key(|(delay, _)| std::cmp::Reverse(*delay));
     rows.into_iter().map(|(_, row)| row).collect()
 }

@@ -68,7 +68,7 @@ pub const EXAMPLES: &str = "\
 Examples:
   regatta comms runs/20261117-223922-1          message sizes, bandwidths, communicators, slow ranks
   regatta comms runs/20261117-223922-1 --trace trace.json
-                                                all ranks on one time line; open it in ui.perfetto.dev
+                                                all ranks on one time line, for ui.perfetto.dev
   regatta comms RUN --trace step.json --from 60 --to 62
                                                 two seconds of it
   regatta comms RUN --csv > sizes.csv           the message-size histogram for a spreadsheet
@@ -76,8 +76,8 @@ Examples:
   regatta comms RUN --status                    the last collective of each rank of a running job
   regatta comms rank-00003-*.events --json      one rank
 
-Any program that uses NCCL or RCCL writes event files if NCCL_PROFILER_PLUGIN is the path of regatta's
-profiler plug-in and REGATTA_PROFILE is a folder that all nodes share.";
+`regatta launch --profile` records event files. With another launcher, set NCCL_PROFILER_PLUGIN to
+the path of the plug-in that `regatta plugin install` writes, and REGATTA_PROFILE to a shared folder.";
 
 fn attempts(text: &str) -> Result<Attempts, String> {
     match text {

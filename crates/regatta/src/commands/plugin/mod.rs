@@ -25,7 +25,7 @@ enum PluginCommand {
     /// Check a library before the job: kinds and versions, whether it loads, which releases use it
     #[command(after_long_help = check::EXAMPLES)]
     Check(check::CheckArgs),
-    /// Write the profiler plug-in to a folder, and print the variables that load it
+    /// Write the plug-ins of this program to a folder, and print the variables that load them
     #[command(after_long_help = install::EXAMPLES)]
     Install(install::InstallArgs),
     /// Load a library in this process, on behalf of `regatta plugin check`
@@ -38,7 +38,7 @@ pub const EXAMPLES: &str = "\
 Examples:
   regatta plugin check ./libnccl-net-ofi.so     kinds, versions, dependencies, releases that use it
   regatta plugin check                          what the variables of this environment select
-  regatta plugin install ~/lib                  write the profiler plug-in, and print its variables";
+  regatta plugin install ~/lib                  write the profiler and the tuner, print their variables";
 
 /// Runs the command.
 pub fn run(args: &PluginArgs) -> Result<ExitCode> {
