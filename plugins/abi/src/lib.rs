@@ -2,6 +2,7 @@
 //! function runs in.
 
 pub mod log;
+pub mod net;
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,6 +11,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub type NcclResult = c_int;
 /// Success. Plug-ins that only observe or advise return nothing else: they must not fail the job.
 pub const SUCCESS: NcclResult = 0;
+/// A call to the system, or to a library, failed (`ncclSystemError`).
+pub const SYSTEM_ERROR: NcclResult = 2;
 
 /// Runs the body of a function of the boundary, and returns success. A panic ends there: unwinding through
 /// NCCL's frames is undefined behaviour.
