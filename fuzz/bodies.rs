@@ -11,6 +11,9 @@ use regatta_doctor::collect::{dynamic, exported_symbols, library_version, parse_
 use regatta_doctor::{Diagnosis, JobFacts};
 use regatta_events::file::{self, BlockEncoder, Record};
 use regatta_events::status;
+use regatta_fabric::net::handle::Handle;
+use regatta_fabric::net::hello::Hello;
+use regatta_fabric::net::{CONTROL_BYTES, ClearToSend};
 use regatta_launch::agents::agent_state::{AgentInput, AgentState, AgentTimeouts};
 use regatta_launch::agents::message::{Downstream, Registration, Upstream, decode};
 use regatta_launch::agents::node_table::{NodeTable, TableInput};
@@ -46,7 +49,7 @@ pub enum Body {
 }
 
 /// The targets by name; each has a corpus folder of the same name.
-pub const TARGETS: [(&str, Body); 23] = [
+pub const TARGETS: [(&str, Body); 26] = [
     ("hostlist", Body::Text(host_list)),
     ("cpuset", Body::Text(cpuset)),
     ("hostfile", Body::Text(host_file)),
@@ -70,6 +73,9 @@ pub const TARGETS: [(&str, Body); 23] = [
     ("event_file", Body::Bytes(event_file)),
     ("comms_status", Body::Bytes(comms_status)),
     ("nccl_tuning", Body::Text(nccl_tuning)),
+    ("net_handle", Body::Bytes(net_handle)),
+    ("net_hello", Body::Bytes(net_hello)),
+    ("net_clear_to_send", Body::Bytes(net_clear_to_send)),
 ];
 
 /// Runs one target on one input.
@@ -197,6 +203,27 @@ fn nccl_tuning(text: &str) {
             assert!(choice.algorithm.supports(function, choice.protocol));
         }
     }
+}
+
+/// Handles of the network plug-in round trip.
+fn net_handle(data: &[u8]) {
+    let Some(handle) = data.first_chunk().and_then(Handle::decode) else { return };
+    assert_eq!(Handle::decode(&handle.encode()), Some(handle));
+}
+
+/// Handshakes of the network plug-in are encoded to the same bytes.
+fn net_hello(data: &[u8]) {
+    if let Some(hello) = Hello::decode(data) {
+        assert_eq!(hello.encode(), data);
+    }
+}
+
+/// Clear-to-sends of the network plug-in are encoded to the same bytes.
+fn net_clear_to_send(data: &[u8]) {
+    let Some(message) = ClearToSend::decode(data) else { return };
+    let mut bytes = [0; CONTROL_BYTES];
+    let length = message.encode(&mut bytes);
+    assert_eq!(&bytes[..length], data);
 }
 
 /// Exported symbols and needed libraries of a shared library are names in its file, which end with a

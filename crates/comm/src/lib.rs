@@ -18,6 +18,7 @@ pub mod event;
 pub mod execute;
 pub mod libfabric;
 mod matching;
+pub mod net_plugin;
 mod network;
 
 pub mod communicator;

@@ -9,7 +9,8 @@ use regatta_wire::link::Timing;
 use regatta_wire::secret::Secret;
 
 use crate::control::RankInfo;
-use crate::libfabric::{ProviderChoice, has_fabric};
+use crate::libfabric::{Preference, ProviderChoice, has_fabric};
+use crate::net_plugin::SUPPORTED_VERSIONS;
 use crate::{CommError, Result};
 
 /// Time for a peer to authenticate.
@@ -45,6 +46,11 @@ pub struct BootstrapConfig {
     pub table_fanout: u32,
     /// The network for messages: libfabric or TCP.
     pub fabric: ProviderChoice,
+    /// The net plug-in of NCCL to use for messages instead: its library. `fabric` is then ignored; it may
+    /// be meant for the plug-in.
+    pub net_plugin: Option<PathBuf>,
+    /// The version of the plug-in's interface to use; by default the newest, as NCCL does.
+    pub net_plugin_version: Option<u32>,
     /// The timeout of the bootstrap.
     pub join_timeout: Duration,
     /// The heartbeat timeout, after which a rank counts as lost.
@@ -66,7 +72,7 @@ pub struct BootstrapConfig {
 
 /// Environment variables that configure communication, including the paths of libraries; `RANK` and
 /// the others of the launcher are not among them.
-pub const VARIABLES: [&str; 13] = [
+pub const VARIABLES: [&str; 15] = [
     "REGATTA_BIND",
     "REGATTA_CMA",
     "REGATTA_COMM_DEBUG",
@@ -78,6 +84,8 @@ pub const VARIABLES: [&str; 13] = [
     "REGATTA_LIBFABRIC",
     "REGATTA_LOST_AFTER",
     "REGATTA_NCCL",
+    "REGATTA_NET_PLUGIN",
+    "REGATTA_NET_PLUGIN_VERSION",
     "REGATTA_RCCL",
     "REGATTA_TUNING",
 ];
@@ -98,6 +106,8 @@ impl BootstrapConfig {
             bind: Vec::new(),
             table_fanout: 256,
             fabric: ProviderChoice::default(),
+            net_plugin: None,
+            net_plugin_version: None,
             join_timeout: Duration::from_secs(120),
             lost_after: Duration::from_secs(15),
             desync_after: Duration::from_secs(300),
@@ -111,7 +121,8 @@ impl BootstrapConfig {
     /// Reads the launch environment: `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR`,
     /// `MASTER_PORT` and `REGATTA_SECRET_FILE`, a file that only the user can read. Optional:
     /// `REGATTA_BIND` (NIC addresses, comma-separated), `REGATTA_FABRIC` (`off`, `auto` or a
-    /// libfabric provider), `REGATTA_LOST_AFTER` and `REGATTA_DESYNC_AFTER` (seconds),
+    /// libfabric provider), `REGATTA_NET_PLUGIN` (a net plug-in of NCCL) and
+    /// `REGATTA_NET_PLUGIN_VERSION` (of its interface), `REGATTA_LOST_AFTER` and `REGATTA_DESYNC_AFTER` (seconds),
     /// `REGATTA_COMM_DEBUG=1` (compare call signatures), `REGATTA_TUNING` (algorithm table),
     /// `REGATTA_DETERMINISTIC=1` (ignore it) and `REGATTA_CMA` (0: never read other ranks' memory,
     /// 1: whenever permitted).
@@ -141,8 +152,10 @@ impl BootstrapConfig {
         config.debug = flag(get, "REGATTA_COMM_DEBUG")?.unwrap_or(false);
         config.deterministic = flag(get, "REGATTA_DETERMINISTIC")?.unwrap_or(false);
         config.cross_memory = flag(get, "REGATTA_CMA")?;
-        config.tuning = get("REGATTA_TUNING").filter(|file| !file.is_empty()).map(PathBuf::from);
+        config.tuning = path(get, "REGATTA_TUNING");
         config.fabric = ProviderChoice::parse(&get("REGATTA_FABRIC").unwrap_or_default());
+        config.net_plugin = path(get, "REGATTA_NET_PLUGIN");
+        config.net_plugin_version = net_plugin_version(get)?;
         Ok(config)
     }
 
@@ -150,7 +163,10 @@ impl BootstrapConfig {
     pub(super) fn rank_info(&self, ips: Vec<IpAddr>, port: u16) -> RankInfo {
         let (rank, local_rank) = (self.rank, self.local_rank);
         let (host, node) = (self.host.clone(), self.node_id());
-        let fabric = self.fabric.preference(has_fabric());
+        let fabric = match self.net_plugin {
+            Some(_) => Preference::NetPlugin,
+            None => Preference::new(&self.fabric, has_fabric()),
+        };
         RankInfo { rank, local_rank, host, node, ips, port, debug: self.debug, fabric }
     }
 
@@ -187,6 +203,10 @@ fn flag(get: &Getenv, name: &str) -> Result<Option<bool>> {
     }
 }
 
+fn path(get: &Getenv, name: &str) -> Option<PathBuf> {
+    get(name).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
 fn required(get: &Getenv, name: &str) -> Result<String> {
     get(name).ok_or_else(|| CommError::bootstrap(format!("{name} is not set"), LAUNCH))
 }
@@ -194,6 +214,13 @@ fn required(get: &Getenv, name: &str) -> Result<String> {
 fn number(get: &Getenv, name: &str) -> Result<u32> {
     let text = required(get, name)?;
     text.trim().parse().map_err(|_| invalid(name, &text, "a non-negative integer"))
+}
+
+fn net_plugin_version(get: &Getenv) -> Result<Option<u32>> {
+    const NAME: &str = "REGATTA_NET_PLUGIN_VERSION";
+    let Some(text) = get(NAME).filter(|text| !text.trim().is_empty()) else { return Ok(None) };
+    let version = text.trim().parse().ok().filter(|version| SUPPORTED_VERSIONS.contains(version));
+    version.map(Some).ok_or_else(|| invalid(NAME, &text, "8, 9, 10 or 11"))
 }
 
 /// About thirty years. Larger values overflow the clock on some systems.
@@ -285,6 +312,10 @@ mod tests {
         assert_eq!(cross_memory, [None, Some(false), Some(true)]);
         let tuning = with("REGATTA_TUNING", "best.json").tuning;
         assert_eq!(tuning, Some(PathBuf::from("best.json")));
+        let plugin = with("REGATTA_NET_PLUGIN", "/libnccl-net.so").net_plugin;
+        assert_eq!(plugin, Some(PathBuf::from("/libnccl-net.so")));
+        let version = |text| with("REGATTA_NET_PLUGIN_VERSION", text).net_plugin_version;
+        assert_eq!(["9", " "].map(version), [Some(9), None]);
     }
 
     #[test]
@@ -296,6 +327,7 @@ mod tests {
             ("MASTER_ADDR", None, "not set"),
             ("REGATTA_BIND", Some("eth0"), "\"eth0\", expected IP addresses separated by commas"),
             ("REGATTA_DESYNC_AFTER", Some("0"), "\"0\", expected seconds in (0, 1e9]"),
+            ("REGATTA_NET_PLUGIN_VERSION", Some("7"), "\"7\", expected 8, 9, 10 or 11"),
             ("REGATTA_LOST_AFTER", Some("1e99"), "\"1e99\""),
             ("REGATTA_COMM_DEBUG", Some("yes"), "\"yes\", expected 0 or 1; correct or unset it"),
         ];

@@ -14,16 +14,16 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
 
+use regatta_fabric::FiResult;
+use regatta_fabric::abi::CqEntry;
+use regatta_fabric::endpoint::{PollResult, WaitObject};
+use regatta_fabric::shm_cleanup::remove_stale_segments;
 use regatta_wire::clock;
 
-use super::FiResult;
-use super::abi::CqEntry;
-use super::endpoint::PollResult;
 use super::incoming::{IncomingMessage, Resequencer};
 use super::message_header::Message;
 use super::outgoing::{OutgoingMessage, SendWindow};
-use super::requests::{Chunk, InFlight, Op, RequestPool};
-use super::shm_cleanup::remove_stale_segments;
+use super::requests::{Chunk, Op, Request, RequestPool};
 use crate::matching::MatchQueue;
 use crate::network::{LinkDirection, Report, SharedState, SleepSet, UserBuffer, UserSend};
 
@@ -163,7 +163,7 @@ impl Fabric {
 
     /// Handles a request that transferred this many bytes or failed; without a reason, it was cancelled.
     fn ended(&mut self, context: *mut c_void, end: Result<usize, Option<String>>) {
-        let Some(InFlight { op, memory }) = self.pool.complete(context) else { return };
+        let Some(Request { op, memory }) = self.pool.complete(context) else { return };
         match (op, end) {
             (Op::RecvHeader, Ok(length)) => return self.handle_header(memory, length),
             (Op::RecvChunk(chunk), Ok(length)) if length == chunk.size => {
@@ -297,10 +297,10 @@ impl Fabric {
             }
             return sleep(None, limit);
         }
-        match self.pool.endpoint.wait_fd() {
-            Err(()) => sleep(None, Duration::ZERO),
-            Ok(Some(fd)) if !self.pool.needs_retry => sleep(Some(fd), FD_SLEEP),
-            Ok(_) => sleep(None, limit),
+        match self.pool.endpoint.wait_object() {
+            WaitObject::Ready => sleep(None, Duration::ZERO),
+            WaitObject::Fd(fd) if !self.pool.needs_retry => sleep(Some(fd), FD_SLEEP),
+            WaitObject::Fd(_) | WaitObject::None => sleep(None, limit),
         }
     }
 

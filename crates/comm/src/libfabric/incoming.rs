@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::FiResult;
 use super::message_header::Message;
 use super::outgoing::{MAX_CHUNKS_IN_FLIGHT, SEND_WINDOW};
 use super::requests::{Chunk, RequestPool, UserMemory};
 use crate::network::{UserRecv, alloc_unexpected};
+use regatta_fabric::FiResult;
 
 /// Restores the order of a peer's headers. Providers may reorder messages.
 #[derive(Default)]

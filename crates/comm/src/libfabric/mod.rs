@@ -8,37 +8,19 @@
 //! it. Stray messages of other jobs are detected by a job key derived from the secret and dropped,
 //! which does not protect against eavesdroppers. Shared fabrics isolate jobs themselves.
 
-use std::collections::BTreeSet;
-
-mod abi;
-mod atexit_guard;
-mod endpoint;
 mod fabric;
 mod incoming;
-mod library;
 mod message_header;
 mod negotiate;
 mod network;
+mod network_plan;
 mod outgoing;
-mod provider_choice;
 mod requests;
-mod shm_cleanup;
 mod tag;
 #[cfg(test)]
 mod tests;
 
-pub use provider_choice::ProviderChoice;
+pub use regatta_fabric::{ProviderChoice, available_providers};
 
 pub(crate) use negotiate::{has_fabric, select_network};
-pub(crate) use provider_choice::Preference;
-
-/// The result of a libfabric operation, or the error message.
-type FiResult<T = ()> = Result<T, String>;
-
-/// The libfabric providers available on this node, each as `PROVIDER/DOMAIN`, or why libfabric
-/// cannot be queried.
-pub fn available_providers() -> Result<Vec<String>, String> {
-    let names = library::library()?.infos(None, None, true)?.names().into_iter();
-    let names = names.map(|(provider, domain)| format!("{provider}/{domain}"));
-    Ok(names.collect::<BTreeSet<_>>().into_iter().collect())
-}
+pub(crate) use network_plan::Preference;

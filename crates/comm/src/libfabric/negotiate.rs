@@ -4,19 +4,20 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use regatta_fabric::endpoint::{Endpoint, MAX_ADDRESS_BYTES};
+use regatta_fabric::library::{Query, library};
+use regatta_fabric::shm_cleanup::find_shared_process;
+use regatta_fabric::{FiResult, ProviderChoice};
 use regatta_model::hash::fnv1a;
 
-use super::FiResult;
-use super::endpoint::{Endpoint, MAX_ADDRESS_BYTES};
 use super::fabric::Fabric;
-use super::library::library;
 use super::network::FabricNetwork;
-use super::provider_choice::{NetworkPlan, Preference, ProviderChoice};
+use super::network_plan::{NetworkPlan, Preference};
 use super::requests::RequestPool;
-use super::shm_cleanup::find_shared_process;
 use super::tag::FabricTags;
 use crate::control::{RankInfo, decode, encode};
 use crate::engine::all_gather_bytes;
+use crate::net_plugin;
 use crate::network::{Network, NetworkContext, NetworkEngine, NetworkTransport};
 use crate::{CommError, Result};
 
@@ -41,7 +42,8 @@ pub fn has_fabric() -> bool {
     any("/sys/class/cxi") || any("/sys/class/infiniband")
 }
 
-/// libfabric if all ranks want and can, else TCP. Returns the network to use, with its name and why.
+/// The network that all ranks select: libfabric if they can use it, else TCP, or a net plug-in of NCCL.
+/// Returns the network to use, with its name and why.
 pub fn select_network(
     context: &Arc<NetworkContext>,
     choice: &ProviderChoice,
@@ -58,8 +60,15 @@ pub fn select_network(
         NetworkPlan::Tcp(why) => return tcp(why),
         NetworkPlan::Conflict(one, other) => {
             let what = format!("{} and {} select different networks", peer(one), peer(other));
-            let hint = "REGATTA_FABRIC must be the same on all ranks";
+            let hint = "REGATTA_FABRIC and REGATTA_NET_PLUGIN must be the same on all ranks";
             return Err(CommError::bootstrap(what, hint));
+        }
+        NetworkPlan::NetPlugin => {
+            let path = context.config.net_plugin.as_ref();
+            let path = path.ok_or_else(|| {
+                CommError::bootstrap("no net plug-in is selected", "set REGATTA_NET_PLUGIN")
+            })?;
+            return net_plugin::select_network(context, path);
         }
         NetworkPlan::Negotiate => {}
     }
@@ -138,13 +147,12 @@ impl Negotiation {
         Ok((endpoint, (provider, address)))
     }
 
-    fn build(&self, mut endpoint: Endpoint, addresses: &[Vec<u8>]) -> FiResult<Fabric> {
-        endpoint.insert_addresses(addresses)?;
+    fn build(&self, endpoint: Endpoint, addresses: &[Vec<u8>]) -> FiResult<Fabric> {
         let bits = endpoint.info.tag_bits;
         let tags = FabricTags::new(bits, addresses.len() as u32);
         let tags = tags.ok_or_else(|| format!("the provider has too few tag bits ({bits})"))?;
         let job = fnv1a(self.context.config.secret.derive("libfabric").to_hex().bytes());
-        let pool = RequestPool::new(endpoint, tags, job, self.context.config.rank);
+        let pool = RequestPool::new(endpoint, addresses, tags, job, self.context.config.rank)?;
         Fabric::new(pool, addresses, self.context.shared.clone())
     }
 
@@ -195,9 +203,10 @@ pub fn open(
         ProviderChoice::Named { provider, .. } => Some(provider.as_str()),
         _ => None,
     };
-    for allow_registration in [false, true] {
+    for registration in [false, true] {
         // If nothing matches, the error below lists what is available.
-        let Ok(infos) = library.infos(provider, source, allow_registration) else { continue };
+        let query = Query { provider, source, registration, ..Query::default() };
+        let Ok(infos) = library.infos(&query) else { continue };
         let names = infos.names();
         let selected = choice.select(&names, local_rank, local_size);
         if let Some((index, info)) = selected.and_then(|index| Some((index, infos.get(index)?))) {
@@ -206,7 +215,7 @@ pub fn open(
             return opened.map_err(|why| format!("{provider} on {domain}: {why}"));
         }
     }
-    let names = super::available_providers()?.join(", ");
+    let names = regatta_fabric::available_providers()?.join(", ");
     let wanted =
         provider.map_or("high-speed provider".to_owned(), |name| format!("provider {name}"));
     Err(format!("libfabric has no {wanted} on this node; available (provider/domain): {names}"))

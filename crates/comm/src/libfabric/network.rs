@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use regatta_fabric::atexit_guard::enter;
 use regatta_wire::clock;
 
-use super::atexit_guard::enter;
 use super::fabric::{Delivery, Fabric, MIN_SLEEP};
 use crate::network::{Network, SharedState, SleepSet, UserRecv, UserSend};
 

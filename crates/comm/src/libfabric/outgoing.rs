@@ -1,11 +1,11 @@
 //! Messages to other ranks.
 
-use super::FiResult;
 use super::message_header::{HeaderKind, Message};
 use super::requests::{Chunk, RequestPool, UserMemory};
 use crate::matching::Envelope;
 use crate::network::UserSend;
 use crate::transport::RequestId;
+use regatta_fabric::FiResult;
 
 /// Chunks of a message in flight at once.
 pub const MAX_CHUNKS_IN_FLIGHT: usize = 8;

@@ -1,11 +1,13 @@
 //! Requests in flight on the endpoint, with the memory they need until they complete.
 
 use std::ffi::c_void;
-use std::ptr::NonNull;
 
-use super::FiResult;
-use super::abi::Context;
-use super::endpoint::Endpoint;
+use regatta_fabric::FiResult;
+use regatta_fabric::abi::Context;
+use regatta_fabric::endpoint::{Address, Endpoint};
+use regatta_fabric::in_flight::InFlight;
+use regatta_fabric::memory::{Memory, Region};
+
 use super::message_header::{HeaderKind, MESSAGE_HEADER_BYTES, MessageHeader};
 use super::tag::{FabricTags, HEADER_TAG};
 use crate::buffer::Buffer;
@@ -49,7 +51,7 @@ pub struct Chunk {
 }
 
 /// A request in flight.
-pub struct InFlight {
+pub struct Request {
     pub op: Op,
     pub memory: RequestMemory,
 }
@@ -63,11 +65,8 @@ pub enum RequestMemory {
 /// An internal buffer, registered with the provider if required.
 pub struct BounceBuffer {
     buffer: Buffer,
-    region: *mut c_void,
+    region: Region,
 }
-
-// SAFETY: memory regions may be used from any thread.
-unsafe impl Send for BounceBuffer {}
 
 impl BounceBuffer {
     pub fn bytes(&self) -> &[u8] {
@@ -89,8 +88,9 @@ unsafe impl Send for UserMemory {}
 /// The endpoint and its requests.
 pub struct RequestPool {
     pub endpoint: Endpoint,
-    slots: Vec<Slot>,
-    free: Vec<usize>,
+    /// By rank.
+    addresses: Vec<Address>,
+    requests: InFlight<Request>,
     /// Unused bounce buffers, for headers and for chunks.
     bounce_buffers: [Vec<BounceBuffer>; 2],
     tags: FabricTags,
@@ -105,16 +105,20 @@ pub struct RequestPool {
     pub needs_retry: bool,
 }
 
-struct Slot {
-    context: NonNull<Context>,
-    request: Option<InFlight>,
-}
-
-// SAFETY: all memory is owned or user memory; memory regions may be used from any thread.
-unsafe impl Send for RequestPool {}
-
 impl RequestPool {
-    pub fn new(endpoint: Endpoint, tags: FabricTags, job: u64, rank: u32) -> Self {
+    /// An endpoint that knows the addresses of all ranks.
+    pub fn new(
+        mut endpoint: Endpoint,
+        addresses: &[Vec<u8>],
+        tags: FabricTags,
+        job: u64,
+        rank: u32,
+    ) -> FiResult<Self> {
+        let insert = |(rank, address): (usize, &Vec<u8>)| {
+            let inserted = endpoint.insert_address(address);
+            inserted.map_err(|why| format!("address of rank {rank}: {why}"))
+        };
+        let addresses = addresses.iter().enumerate().map(insert).collect::<FiResult<_>>()?;
         let info = &endpoint.info;
         // Injected data has left when the send completes. Data that the provider only references,
         // as shm does from 4 KiB on, may be fetched after this rank has exited.
@@ -122,10 +126,10 @@ impl RequestPool {
         let eager_bytes = eager.min(info.max_msg_size);
         let chunk_bytes =
             CHUNK_BYTES.min(info.max_msg_size / CHUNK_ALIGN * CHUNK_ALIGN).max(CHUNK_ALIGN);
-        Self {
+        Ok(Self {
             endpoint,
-            slots: Vec::new(),
-            free: Vec::new(),
+            addresses,
+            requests: InFlight::default(),
             bounce_buffers: [Vec::new(), Vec::new()],
             tags,
             job,
@@ -134,7 +138,7 @@ impl RequestPool {
             eager_bytes,
             chunk_bytes,
             needs_retry: false,
-        }
+        })
     }
 
     /// The largest message that is sent eagerly with its header.
@@ -210,41 +214,29 @@ impl RequestPool {
             RequestMemory::Bounce(bounce) => {
                 (bounce.buffer.bytes_mut().as_mut_ptr(), bounce.region)
             }
-            RequestMemory::User(user) => (user.start, std::ptr::null_mut()),
+            RequestMemory::User(user) => (user.start, Region::NONE),
+        };
+        let to = match to.map(|to| self.addresses.get(to as usize).copied()) {
+            Some(None) => return Err("no such rank".to_owned()),
+            to => to.flatten(),
         };
         let bytes = std::ptr::slice_from_raw_parts_mut(start, length);
-        let number = self.slot();
-        let context = self.slots[number].context.as_ptr();
+        let endpoint = &mut self.endpoint;
         // SAFETY: user memory is valid until the request completes, and the rest is owned by it.
-        let posted = unsafe { self.endpoint.post(to, bytes, region, tag, context) };
-        if matches!(posted, Ok(true)) {
-            self.slots[number].request = Some(InFlight { op, memory });
-        } else {
-            self.needs_retry = true;
-            self.free.push(number);
-            self.release(memory);
+        let post = |context| unsafe { endpoint.post(to, bytes, region, tag, context) };
+        match self.requests.post(Request { op, memory }, post) {
+            Ok(()) => Ok(true),
+            Err((request, why)) => {
+                self.needs_retry = true;
+                self.release(request.memory);
+                why.map_or(Ok(false), Err)
+            }
         }
-        posted
-    }
-
-    fn slot(&mut self) -> usize {
-        self.free.pop().unwrap_or_else(|| {
-            let number = self.slots.len();
-            let context = Context { internal: [std::ptr::null_mut(); 8], number };
-            // Not a Box, because the provider writes to it while it is owned here.
-            let context = NonNull::from(Box::leak(Box::new(context)));
-            self.slots.push(Slot { context, request: None });
-            number
-        })
     }
 
     /// Completes the request with this context.
-    pub fn complete(&mut self, context: *mut c_void) -> Option<InFlight> {
-        let context = NonNull::new(context.cast::<Context>())?;
-        // SAFETY: the provider returns the context it was given.
-        let number = unsafe { (*context.as_ptr()).number };
-        let request = self.slots.get_mut(number)?.request.take()?;
-        self.free.push(number);
+    pub fn complete(&mut self, context: *mut c_void) -> Option<Request> {
+        let request = self.requests.complete(context)?;
         if request.op == Op::RecvHeader {
             self.posted_headers -= 1;
         }
@@ -266,7 +258,8 @@ impl RequestPool {
         let chunk_bytes = self.chunk_bytes.max(self.eager_bytes + 1);
         let bytes = if for_chunk { chunk_bytes } else { self.eager_bytes };
         let mut buffer = Buffer::zeroed(bytes);
-        let region = self.endpoint.register(buffer.bytes_mut().as_mut_ptr(), bytes)?;
+        let region =
+            self.endpoint.register(Memory::host(buffer.bytes_mut().as_mut_ptr(), bytes), false)?;
         Ok(BounceBuffer { buffer, region })
     }
 
@@ -278,17 +271,15 @@ impl RequestPool {
 
     /// The operations on user memory of a communicator.
     pub fn using(&self, comm_id: u64) -> impl Iterator<Item = (Op, *mut Context)> {
-        self.slots.iter().filter_map(move |slot| match &slot.request {
-            Some(InFlight { op, memory: RequestMemory::User(user) }) => {
-                (user.comm_id == comm_id).then_some((*op, slot.context.as_ptr()))
-            }
-            _ => None,
+        self.requests.iter().filter_map(move |(request, context)| match &request.memory {
+            RequestMemory::User(user) => (user.comm_id == comm_id).then_some((request.op, context)),
+            RequestMemory::Bounce(_) => None,
         })
     }
 
     /// The operations in flight.
     pub fn in_flight(&self) -> impl Iterator<Item = Op> {
-        self.slots.iter().filter_map(|slot| slot.request.as_ref().map(|request| request.op))
+        self.requests.iter().map(|(request, _)| request.op)
     }
 
     /// Closes the endpoint, after which no memory is accessed and nothing completes. A provider with
@@ -301,8 +292,7 @@ impl RequestPool {
         if !self.endpoint.close_ep() {
             return false;
         }
-        let cancelled: Vec<InFlight> =
-            self.slots.iter_mut().filter_map(|slot| slot.request.take()).collect();
+        let cancelled = self.requests.take_all();
         cancelled.into_iter().for_each(|request| self.release(request.memory));
         true
     }
@@ -321,13 +311,8 @@ impl Drop for RequestPool {
     fn drop(&mut self) {
         if !self.endpoint.close() {
             // An open endpoint may write to its buffers at any time, so they are leaked.
-            std::mem::forget(std::mem::take(&mut self.slots));
+            self.requests.leak();
             std::mem::forget(std::mem::take(&mut self.bounce_buffers));
-            return;
-        }
-        for slot in &self.slots {
-            // SAFETY: it was leaked from a Box, and the endpoint that used it is closed.
-            drop(unsafe { Box::from_raw(slot.context.as_ptr()) });
         }
     }
 }

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::abi::{Fid, Ops};
+use regatta_fabric::ProviderChoice;
+use regatta_fabric::abi::{Fid, Ops};
+use regatta_fabric::memory::{Memory, Region};
+
 use super::fabric::Fabric;
 use super::negotiate::open;
 use super::network::FabricNetwork;
-use super::provider_choice::ProviderChoice;
 use super::requests::RequestPool;
 use super::tag::FabricTags;
 use crate::matching::{Envelope, MessageKey, PostedRecv};
@@ -35,14 +37,14 @@ fn two_ranks(registration: bool) -> Option<[Rank; 2]> {
     };
     let addresses: Vec<_> = endpoints.iter().map(|endpoint| endpoint.address().unwrap()).collect();
     for endpoint in &mut endpoints {
-        endpoint.insert_addresses(&addresses).unwrap();
         if registration {
             endpoint.info.needs_registration = true;
         }
     }
     let mut rank = 0;
     Some(endpoints.map(|endpoint| {
-        let pool = RequestPool::new(endpoint, FabricTags::new(48, 2).unwrap(), 7, rank);
+        let tags = FabricTags::new(48, 2).unwrap();
+        let pool = RequestPool::new(endpoint, &addresses, tags, 7, rank).unwrap();
         rank += 1;
         let shared = Arc::new(SharedState::new().unwrap());
         shared.lock().comms.get(COMM_ID);
@@ -60,7 +62,7 @@ fn a_busy_endpoint_rejects_posts_and_can_be_closed_later() {
     };
     let mut memory = vec![0u8; 100];
     endpoint.info.needs_registration = true;
-    endpoint.register(memory.as_mut_ptr(), memory.len()).unwrap();
+    endpoint.register(Memory::host(memory.as_mut_ptr(), memory.len()), false).unwrap();
     unsafe extern "C" fn refuse(_: *mut Fid) -> std::ffi::c_int {
         -libc::EBUSY
     }
@@ -71,7 +73,7 @@ fn a_busy_endpoint_rejects_posts_and_can_be_closed_later() {
     assert!(!endpoint.close_ep() && !endpoint.close());
     let none = std::ptr::null_mut();
     // SAFETY: nothing is posted, because the endpoint is closed.
-    let rejected = unsafe { endpoint.post(Some(0), &mut memory[..], none, 0, none.cast()) };
+    let rejected = unsafe { endpoint.post(None, &mut memory[..], Region::NONE, 0, none) };
     assert!(rejected.unwrap_err().contains("closed"));
     *endpoint.ops() = real;
     assert!(endpoint.close() && endpoint.close());

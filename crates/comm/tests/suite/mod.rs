@@ -20,7 +20,9 @@ use proptest::prelude::prop;
 use proptest::strategy::{Just, Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use regatta_comm::bootstrap::{BootstrapConfig, listen};
-use regatta_comm::{Call, CallKind, Collectives, Comm, CommError, Counts, DType, ReduceOp, Result};
+use regatta_comm::{
+    Call, CallKind, Collectives, Comm, CommError, Communicator, Counts, DType, ReduceOp, Result,
+};
 use regatta_wire::secret::Secret;
 use rustix::process::Signal;
 
@@ -336,6 +338,19 @@ fn grouped<'a>(
     let counts = Counts::Equal(input.map_or(output.len(), <[u8]>::len));
     let call = Call::new(kind, DType::U8, counts, output);
     Call { op: ReduceOp::Max, root, tag, input, ..call }
+}
+
+/// All collectives, and one of a sub-communicator, on a rank that is a process of its own.
+pub fn check_rank_process(comm: &Communicator) {
+    let (rank, size) = (comm.rank(), comm.size());
+    for case in cases(size, &[0, 1, 7, 100, 5003]) {
+        case.check_on_rank(comm);
+    }
+    let split = comm.split(Some(rank % 2), -i64::from(rank)).unwrap().unwrap();
+    let mut sum = vec![rank as i64; 200_000];
+    split.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+    let expected: u32 = (0..size).filter(|other| other % 2 == rank % 2).sum();
+    assert!(sum.iter().all(|value| *value == i64::from(expected)));
 }
 
 /// A bidirectional ring of messages larger than any buffer, a message to self, two small messages

@@ -1,15 +1,19 @@
 //! A libfabric endpoint: addresses, tagged messages and completions. Never blocks.
 
 mod close;
+#[cfg(test)]
+mod tests;
 
+use std::collections::HashSet;
 use std::ffi::{c_int, c_void};
 use std::os::fd::RawFd;
 use std::sync::{Mutex, PoisonError};
 
-use super::FiResult;
-use super::abi::{self, Av, AvAttr, Context, Cq, CqAttr, CqEntry, CqError, Domain, Ep, Fabric};
-use super::abi::{Fid, Mr, TaggedOps};
-use super::library::InfoList;
+use crate::FiResult;
+use crate::abi::{self, Av, AvAttr, Context, Cq, CqAttr, CqEntry, CqError, Domain, Ep, Fabric};
+use crate::abi::{Fid, Mr};
+use crate::library::InfoList;
+use crate::memory::{Memory, MemoryKind, Region};
 
 /// Upper limit of an address in bytes.
 pub const MAX_ADDRESS_BYTES: usize = 512;
@@ -17,6 +21,10 @@ pub const MAX_ADDRESS_BYTES: usize = 512;
 /// Providers that only make progress when polled. shm does as well, but leaks segments if it is not
 /// closed.
 const MANUAL_PROGRESS: [&str; 3] = ["tcp", "net", "udp"];
+
+/// The provider's handle of a peer's address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Address(u64);
 
 /// The properties of an opened provider.
 #[derive(Debug, Clone)]
@@ -35,6 +43,8 @@ pub struct ProviderInfo {
     pub rx_size: usize,
     /// Whether local buffers must be registered.
     pub needs_registration: bool,
+    /// Whether the address of memory that a peer reads is virtual, not an offset.
+    pub virtual_addresses: bool,
     /// Whether it only makes progress when polled, without threads or hardware of its own.
     pub manual_progress: bool,
 }
@@ -49,6 +59,17 @@ pub enum PollResult {
     Failed(*mut c_void, Option<String>),
     /// The queue failed.
     Broken(String),
+}
+
+/// How to sleep until a completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WaitObject {
+    /// The provider has no descriptor to poll.
+    None,
+    /// Completions are pending.
+    Ready,
+    /// Becomes readable.
+    Fd(RawFd),
 }
 
 /// An endpoint and its objects, which are null until they are opened.
@@ -66,9 +87,8 @@ pub struct Endpoint {
     closing: bool,
     /// Becomes readable on a completion, if the provider supports it.
     fd: Option<RawFd>,
-    /// The provider's address handles, by rank.
-    addresses: Vec<u64>,
-    regions: Vec<*mut Mr>,
+    regions: HashSet<Region>,
+    last_key: u64,
 }
 
 // SAFETY: libfabric objects may be used from any thread, one at a time as requested
@@ -99,8 +119,8 @@ impl Endpoint {
             ep: std::ptr::null_mut(),
             closing: false,
             fd: None,
-            addresses: Vec::new(),
-            regions: Vec::new(),
+            regions: HashSet::new(),
+            last_key: 0,
         };
         // After an error, dropping the endpoint closes the objects opened so far.
         serialized(|| endpoint.open_objects()).map(|()| endpoint)
@@ -173,54 +193,100 @@ impl Endpoint {
         Ok(address)
     }
 
-    /// Inserts the addresses of all ranks, in order.
-    pub fn insert_addresses(&mut self, addresses: &[Vec<u8>]) -> FiResult {
+    /// Inserts the address of a peer.
+    pub fn insert_address(&mut self, address: &[u8]) -> FiResult<Address> {
         let (av, none) = (self.av, std::ptr::null_mut());
-        for (rank, address) in addresses.iter().enumerate() {
-            // Some providers expect a NUL-terminated string, others read the maximum length.
-            let mut padded = [0u8; MAX_ADDRESS_BYTES + 1];
-            padded[..address.len()].copy_from_slice(address);
-            let mut handle = abi::ADDR_UNSPEC;
-            // SAFETY: the address vector is open, and the address was obtained from this provider.
-            let inserted = unsafe {
-                ((*(*av).ops).insert)(av, padded.as_ptr().cast(), 1, &mut handle, 0, none)
-            };
-            if inserted != 1 {
-                let why = self.info_list.library.error_text(inserted);
-                return Err(format!("fi_av_insert: address of rank {rank} rejected: {why}"));
-            }
-            self.addresses.push(handle);
+        if address.len() > MAX_ADDRESS_BYTES {
+            return Err(format!("fi_av_insert: the address has {} bytes", address.len()));
         }
-        Ok(())
+        // Some providers expect a NUL-terminated string, others read the maximum length.
+        let mut padded = [0u8; MAX_ADDRESS_BYTES + 1];
+        padded[..address.len()].copy_from_slice(address);
+        let mut handle = abi::ADDR_UNSPEC;
+        // SAFETY: the address vector is open, and the address was obtained from this provider.
+        let inserted =
+            unsafe { ((*(*av).ops).insert)(av, padded.as_ptr().cast(), 1, &mut handle, 0, none) };
+        if inserted != 1 {
+            let why = self.info_list.library.error_text(inserted);
+            return Err(format!("fi_av_insert: address rejected: {why}"));
+        }
+        Ok(Address(handle))
     }
 
-    /// Registers memory until the endpoint is closed, if the provider requires it.
-    pub fn register(&mut self, start: *mut u8, length: usize) -> FiResult<*mut c_void> {
-        if !self.info.needs_registration {
-            return Ok(std::ptr::null_mut());
+    /// Registers memory, until the endpoint is closed at the latest. Memory of the host is only registered
+    /// if the provider requires it, or if peers may read it.
+    pub fn register(&mut self, memory: Memory, peers_read: bool) -> FiResult<Region> {
+        if !self.info.needs_registration && !peers_read && memory.kind == MemoryKind::Host {
+            return Ok(Region::NONE);
         }
-        let (domain, none) = (self.domain, std::ptr::null_mut());
-        let (access, key) = (abi::SEND | abi::RECV, self.regions.len() as u64 + 1);
-        let mut region: *mut Mr = std::ptr::null_mut();
-        let (fid, start) = (domain.cast(), start.cast_const().cast());
-        let into = &raw mut region;
-        fi_call!(
-            self,
-            "fi_mr_reg",
-            ((*(*domain).mr).reg)(fid, start, length, access, 0, key, 0, into, none)
-        )?;
-        self.regions.push(region);
+        self.last_key += 1;
+        let remote = if peers_read { abi::READ | abi::REMOTE_READ } else { 0 };
+        let access = abi::SEND | abi::RECV | remote;
+        let mr = match (memory.kind, memory.dma_buf) {
+            (MemoryKind::Host, None) => self.register_host(memory, access)?,
+            _ => self.register_gpu(memory, access)?,
+        };
+        self.regions.insert(Region(mr));
         // SAFETY: the attributes of an fi_info are never null.
         if unsafe { (*(*self.info_list.first).domain_attr).mr_mode } & abi::MR_ENDPOINT != 0 {
-            let (mr, ep): (*mut Fid, *mut Fid) = (region.cast(), self.ep.cast());
+            let (mr, ep): (*mut Fid, *mut Fid) = (mr.cast(), self.ep.cast());
+            let none = std::ptr::null_mut();
             fi_call!(self, "fi_mr_bind", ((*(*mr).ops).bind)(mr, ep, 0))?;
             fi_call!(self, "fi_mr_enable", ((*(*mr).ops).control)(mr, abi::ENABLE, none))?;
         }
-        // SAFETY: the region is open.
-        Ok(unsafe { (*region).mem_desc })
+        Ok(Region(mr))
     }
 
-    /// Posts a tagged send to a rank, or a tagged receive from any sender. Returns false if the caller
+    fn register_host(&self, memory: Memory, access: u64) -> FiResult<*mut Mr> {
+        let (domain, none, key) = (self.domain, std::ptr::null_mut(), self.last_key);
+        let mut region: *mut Mr = std::ptr::null_mut();
+        let (fid, start, into) = (domain.cast(), memory.start.cast_const().cast(), &raw mut region);
+        fi_call!(
+            self,
+            "fi_mr_reg",
+            ((*(*domain).mr).reg)(fid, start, memory.length, access, 0, key, 0, into, none)
+        )?;
+        Ok(region)
+    }
+
+    fn register_gpu(&self, memory: Memory, access: u64) -> FiResult<*mut Mr> {
+        let Memory { start, length, kind, dma_buf } = memory;
+        let (iface, device) = match kind {
+            MemoryKind::Host => (abi::HMEM_SYSTEM, 0),
+            MemoryKind::Cuda(device) => (abi::HMEM_CUDA, device),
+            MemoryKind::Rocr => (abi::HMEM_ROCR, 0),
+        };
+        let segment = libc::iovec { iov_base: start.cast(), iov_len: length };
+        let descriptor = dma_buf.map(|dma_buf| abi::MrDmaBuf {
+            fd: dma_buf.fd,
+            offset: dma_buf.offset,
+            len: length,
+            base_addr: start.cast(),
+        });
+        let (memory, flags): (*const c_void, _) = match &descriptor {
+            Some(descriptor) => ((&raw const *descriptor).cast(), abi::MR_DMABUF),
+            None => ((&raw const segment).cast(), 0),
+        };
+        let attributes = abi::MrAttr {
+            memory,
+            count: 1,
+            access,
+            offset: 0,
+            requested_key: self.last_key,
+            context: std::ptr::null_mut(),
+            auth_key_size: 0,
+            auth_key: std::ptr::null_mut(),
+            iface,
+            device: device as u64,
+            rest: [0; 8],
+        };
+        let (domain, mut region): (_, *mut Mr) = (self.domain, std::ptr::null_mut());
+        let (fid, a, into) = (domain.cast(), &raw const attributes, &raw mut region);
+        fi_call!(self, "fi_mr_regattr", ((*(*domain).mr).regattr)(fid, a, flags, into))?;
+        Ok(region)
+    }
+
+    /// Posts a tagged send to a peer, or a tagged receive from any sender. Returns false if the caller
     /// must retry.
     ///
     /// # Safety
@@ -228,28 +294,69 @@ impl Endpoint {
     /// closed.
     pub unsafe fn post(
         &mut self,
-        to: Option<u32>,
+        to: Option<Address>,
         bytes: *mut [u8],
-        region: *mut c_void,
+        region: Region,
         tag: u64,
         context: *mut Context,
     ) -> FiResult<bool> {
-        if self.closing {
-            return Err("the endpoint is closed".to_owned());
-        }
+        self.check_open()?;
         let (ep, start, length, context) = (self.ep, bytes.cast(), bytes.len(), context.cast());
-        let any_source = abi::ADDR_UNSPEC;
+        let (any_source, region) = (abi::ADDR_UNSPEC, region.descriptor());
         // SAFETY: guaranteed by the caller.
         let (what, code) = unsafe {
-            let TaggedOps { send, recv, .. } = *(*ep).tagged;
-            match to.map(|to| self.addresses.get(to as usize).copied()) {
-                Some(to) => {
-                    let to = to.unwrap_or(abi::ADDR_UNSPEC);
-                    ("fi_tsend", send(ep, start, length, region, to, tag, context))
+            let ops = (*ep).tagged;
+            match to {
+                Some(Address(to)) => {
+                    ("fi_tsend", ((*ops).send)(ep, start, length, region, to, tag, context))
                 }
-                None => ("fi_trecv", recv(ep, start, length, region, any_source, tag, 0, context)),
+                None => {
+                    let recv = (*ops).recv;
+                    ("fi_trecv", recv(ep, start, length, region, any_source, tag, 0, context))
+                }
             }
         };
+        self.accepted(what, code)
+    }
+
+    /// Sends a small message, whose bytes may be reused at once, and which does not complete. Returns false
+    /// if the caller must retry.
+    pub fn inject(&mut self, Address(to): Address, bytes: &[u8], tag: u64) -> FiResult<bool> {
+        self.check_open()?;
+        let ep = self.ep;
+        let (start, length) = (bytes.as_ptr().cast(), bytes.len());
+        // SAFETY: the endpoint is open, and copies the bytes.
+        let code = unsafe { ((*(*ep).tagged).inject)(ep, start, length, to, tag) };
+        self.accepted("fi_tinject", code)
+    }
+
+    /// Posts a read of a peer's memory. Returns false if the caller must retry.
+    ///
+    /// # Safety
+    /// As for [`Self::post`].
+    pub unsafe fn read(
+        &mut self,
+        Address(from): Address,
+        bytes: *mut [u8],
+        region: Region,
+        (address, key): (u64, u64),
+        context: *mut Context,
+    ) -> FiResult<bool> {
+        self.check_open()?;
+        let (ep, start, length, context) = (self.ep, bytes.cast(), bytes.len(), context.cast());
+        let region = region.descriptor();
+        // SAFETY: guaranteed by the caller.
+        let code =
+            unsafe { ((*(*ep).rma).read)(ep, start, length, region, from, address, key, context) };
+        self.accepted("fi_read", code)
+    }
+
+    fn check_open(&self) -> FiResult {
+        if self.closing { Err("the endpoint is closed".to_owned()) } else { Ok(()) }
+    }
+
+    /// Whether an operation was posted, or has to be tried again.
+    fn accepted(&self, what: &str, code: isize) -> FiResult<bool> {
         match code {
             0 => Ok(true),
             code if code == -abi::EAGAIN => Ok(false),
@@ -297,15 +404,15 @@ impl Endpoint {
         }
     }
 
-    /// The descriptor to poll. `Err` if completions are already pending.
-    pub fn wait_fd(&mut self) -> Result<Option<RawFd>, ()> {
-        let Some(fd) = self.fd else { return Ok(None) };
+    /// How to sleep until a completion.
+    pub fn wait_object(&mut self) -> WaitObject {
+        let Some(fd) = self.fd else { return WaitObject::None };
         let (fabric, mut cq): (_, *mut Fid) = (self.fabric, self.cq.cast());
         // SAFETY: both are open.
         match unsafe { ((*(*fabric).ops).trywait)(fabric, &mut cq, 1) } {
-            0 => Ok(Some(fd)),
-            code if code as isize == -abi::EAGAIN => Err(()),
-            _ => Ok(None),
+            0 => WaitObject::Fd(fd),
+            code if code as isize == -abi::EAGAIN => WaitObject::Ready,
+            _ => WaitObject::None,
         }
     }
 }
@@ -324,6 +431,7 @@ fn provider_info(info_list: &InfoList, provider: &str, domain: &str) -> Provider
             inject: (*info.tx_attr).inject_size,
             tag_bits: u64::BITS - ep.mem_tag_format.leading_zeros(),
             rx_size: (*info.rx_attr).size,
+            virtual_addresses: (*info.domain_attr).mr_mode & abi::MR_VIRT_ADDR != 0,
             needs_registration: (*info.domain_attr).mr_mode & abi::MR_LOCAL != 0,
         }
     }

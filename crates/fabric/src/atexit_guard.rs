@@ -32,7 +32,7 @@ impl Drop for LibraryGuard {
 pub fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the handler only uses atomics and sleeps. Registration fails only without memory,
+        // SAFETY: the handler only uses atomics, sleeps and removes files. Registration fails only without memory,
         // in which case the exit is not delayed.
         unsafe { libc::atexit(wait_for_users) };
     });
@@ -44,4 +44,5 @@ extern "C" fn wait_for_users() {
     while USERS.load(SeqCst) > 0 && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(1));
     }
+    crate::shm_cleanup::remove_own_segments();
 }

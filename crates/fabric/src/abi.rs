@@ -2,6 +2,8 @@
 //! are only declared up to the last field in use, because both only grow at the end. Checked against
 //! the headers of 1.17 and 2.7, which agree on all of it.
 
+#![allow(missing_docs, reason = "the names are libfabric's")]
+
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
 
@@ -19,9 +21,19 @@ type RegFunction =
 /// The requested API version; newer libraries are compatible with it.
 pub const API: u32 = (1 << 16) | 9;
 
+/// The API version in which memory can be registered by a dma-buf descriptor.
+pub const API_DMABUF: u32 = (1 << 16) | 20;
+
+pub const RMA: u64 = 1 << 2;
 pub const TAGGED: u64 = 1 << 3;
+pub const READ: u64 = 1 << 8;
 pub const RECV: u64 = 1 << 10;
 pub const SEND: u64 = 1 << 11;
+pub const REMOTE_READ: u64 = 1 << 12;
+/// The provider accesses memory of GPUs.
+pub const HMEM: u64 = 1 << 47;
+/// Memory is registered by a dma-buf descriptor.
+pub const MR_DMABUF: u64 = 1 << 40;
 /// The provider uses the context of an operation as scratch space.
 pub const MODE_CONTEXT: u64 = 1 << 59;
 /// The same with twice the space.
@@ -34,6 +46,12 @@ pub const MR_VIRT_ADDR: c_int = 1 << 4;
 pub const MR_ALLOCATED: c_int = 1 << 5;
 pub const MR_PROV_KEY: c_int = 1 << 6;
 pub const MR_ENDPOINT: c_int = 1 << 9;
+pub const MR_HMEM: c_int = 1 << 10;
+
+pub const HMEM_SYSTEM: c_int = 0;
+pub const HMEM_CUDA: c_int = 1;
+pub const HMEM_ROCR: c_int = 2;
+pub const BUS_PCI: c_int = 1;
 
 pub const EP_RDM: c_int = 3;
 pub const AV_UNSPEC: c_int = 0;
@@ -70,6 +88,33 @@ pub struct Info {
     pub ep_attr: *mut EpAttr,
     pub domain_attr: *mut DomainAttr,
     pub fabric_attr: *mut FabricAttr,
+    pub nic: *mut Nic,
+}
+
+/// The NIC of a domain; its attributes may be null.
+#[repr(C)]
+pub struct Nic {
+    fid: Fid,
+    device_attr: *mut c_void,
+    pub bus_attr: *mut BusAttr,
+    pub link_attr: *mut LinkAttr,
+}
+
+#[repr(C)]
+pub struct BusAttr {
+    pub kind: c_int,
+    pub domain: u16,
+    pub bus: u8,
+    pub device: u8,
+    pub function: u8,
+}
+
+#[repr(C)]
+pub struct LinkAttr {
+    address: *mut c_char,
+    mtu: usize,
+    /// Bits per second.
+    pub speed: usize,
 }
 
 /// The attributes of the transmit queue or of the receive queue.
@@ -163,12 +208,40 @@ pub struct DomainOps {
 pub struct MrOps {
     size: usize,
     pub reg: RegFunction,
+    regv: usize,
+    pub regattr: unsafe extern "C" fn(*mut Fid, *const MrAttr, u64, Out<Mr>) -> c_int,
+}
+
+/// What is registered. Padded for newer versions.
+#[repr(C)]
+pub struct MrAttr {
+    /// An [`libc::iovec`], or a [`MrDmaBuf`] with [`MR_DMABUF`].
+    pub memory: *const c_void,
+    pub count: usize,
+    pub access: u64,
+    pub offset: u64,
+    pub requested_key: u64,
+    pub context: *mut c_void,
+    pub auth_key_size: usize,
+    pub auth_key: *mut u8,
+    pub iface: c_int,
+    pub device: u64,
+    pub rest: [usize; 8],
+}
+
+#[repr(C)]
+pub struct MrDmaBuf {
+    pub fd: c_int,
+    pub offset: u64,
+    pub len: usize,
+    pub base_addr: *mut c_void,
 }
 
 #[repr(C)]
 pub struct Mr {
     pub fid: Fid,
     pub mem_desc: *mut c_void,
+    pub key: u64,
 }
 
 #[repr(C)]
@@ -176,8 +249,15 @@ pub struct Ep {
     pub fid: Fid,
     pub ops: *const EpOps,
     pub cm: *const CmOps,
-    unused: [usize; 2],
+    unused: usize,
+    pub rma: *const RmaOps,
     pub tagged: *const TaggedOps,
+}
+
+#[repr(C)]
+pub struct RmaOps {
+    size: usize,
+    pub read: unsafe extern "C" fn(*mut Ep, Ptr, usize, Ptr, u64, u64, u64, Ptr) -> isize,
 }
 
 #[repr(C)]
@@ -198,6 +278,8 @@ pub struct TaggedOps {
     pub recv: unsafe extern "C" fn(*mut Ep, Ptr, usize, Ptr, u64, u64, u64, Ptr) -> isize,
     unused: [usize; 2],
     pub send: unsafe extern "C" fn(*mut Ep, ConstPtr, usize, Ptr, u64, u64, Ptr) -> isize,
+    more: [usize; 2],
+    pub inject: unsafe extern "C" fn(*mut Ep, ConstPtr, usize, u64, u64) -> isize,
 }
 
 #[repr(C)]
@@ -253,6 +335,14 @@ pub struct CqError {
 #[cfg(target_pointer_width = "64")]
 const _: () = {
     assert!(offset_of!(Info, tx_attr) == 72 && offset_of!(Info, fabric_attr) == 104);
+    assert!(offset_of!(Info, nic) == 112 && offset_of!(Nic, bus_attr) == 32);
+    assert!(offset_of!(Nic, link_attr) == 40 && offset_of!(LinkAttr, speed) == 16);
+    assert!(offset_of!(BusAttr, domain) == 4 && offset_of!(BusAttr, function) == 8);
+    assert!(offset_of!(MrOps, regattr) == 24 && offset_of!(Mr, key) == 32);
+    assert!(offset_of!(MrAttr, iface) == 64 && offset_of!(MrAttr, device) == 72);
+    assert!(size_of::<MrAttr>() >= 112 && size_of::<MrDmaBuf>() == 32);
+    assert!(offset_of!(Ep, rma) == 48 && offset_of!(RmaOps, read) == 8);
+    assert!(offset_of!(TaggedOps, inject) == 56);
     assert!(offset_of!(QueueAttr, inject_size) == 40 && offset_of!(QueueAttr, size) == 48);
     assert!(offset_of!(EpAttr, max_msg_size) == 16 && offset_of!(EpAttr, mem_tag_format) == 56);
     assert!(offset_of!(DomainAttr, threading) == 16 && offset_of!(DomainAttr, mr_mode) == 36);

@@ -1,11 +1,12 @@
-//! Selection of the network and of a libfabric provider. No I/O.
+//! Selection of a libfabric provider. No I/O.
 
 use std::net::IpAddr;
 
-use serde::{Deserialize, Serialize};
-
 /// High-speed providers, best first.
 const HIGH_SPEED: [&str; 7] = ["cxi", "efa", "opx", "psm3", "psm2", "verbs;ofi_rxm", "verbs"];
+
+/// How many of them NCCL has no transport for: it has its own for InfiniBand.
+const FOR_NCCL: usize = 5;
 
 /// Providers with IP addresses, which use the address that peers reach this rank by.
 const IP_PROVIDERS: [&str; 4] = ["tcp", "net", "sockets", "udp"];
@@ -42,7 +43,7 @@ impl ProviderChoice {
     }
 
     /// Whether the provider has IP addresses.
-    fn has_ip_addresses(&self) -> bool {
+    pub(crate) fn has_ip_addresses(&self) -> bool {
         let Self::Named { provider, .. } = self else { return false };
         IP_PROVIDERS.contains(&provider.split(';').next().unwrap_or_default())
     }
@@ -57,14 +58,9 @@ impl ProviderChoice {
         }
     }
 
-    /// The preference announced to the other ranks before anything is opened.
-    pub fn preference(&self, has_fabric: bool) -> Preference {
-        match self {
-            Self::Tcp => Preference::Tcp,
-            Self::Auto if has_fabric => Preference::AutoFabric,
-            Self::Auto => Preference::AutoTcp,
-            Self::Named { .. } => Preference::Named,
-        }
+    /// The choice for NCCL, whose own transport is the better one on InfiniBand.
+    pub(crate) fn for_nccl(&self) -> Selection<'_> {
+        Selection { choice: self, high_speed: &HIGH_SPEED[..FOR_NCCL] }
     }
 
     /// Selects one of the `(provider, domain)` pairs. The ranks of a node are spread over the
@@ -75,22 +71,42 @@ impl ProviderChoice {
         local_rank: usize,
         local_size: usize,
     ) -> Option<usize> {
+        let domains = Selection { choice: self, high_speed: &HIGH_SPEED }.domains(infos);
+        // With a source address, the first domain is the best match.
+        let spread = local_rank * domains.len() / local_size.max(1);
+        let index = if self.has_ip_addresses() { 0 } else { spread };
+        domains.get(index).or(domains.last()).copied()
+    }
+}
+
+/// A choice, and what is automatic for it.
+pub(crate) struct Selection<'a> {
+    choice: &'a ProviderChoice,
+    high_speed: &'a [&'a str],
+}
+
+impl Selection<'_> {
+    /// One of the `(provider, domain)` pairs for each domain of the selected provider.
+    pub fn domains(&self, infos: &[(String, String)]) -> Vec<usize> {
         let of = |wanted: &str| -> Vec<usize> {
             let layered = format!("{wanted};");
             let matches = |name: &str| name == wanted || name.starts_with(&layered);
             (0..infos.len()).filter(|&at| matches(&infos[at].0)).collect()
         };
-        let (candidates, domain) = match self {
-            Self::Tcp => return None,
-            Self::Auto => {
-                let found = HIGH_SPEED.iter().map(|name| of(name));
-                (found.into_iter().find(|found| !found.is_empty())?, None)
+        let (candidates, domain) = match self.choice {
+            ProviderChoice::Tcp => return Vec::new(),
+            ProviderChoice::Auto => {
+                let mut found = self.high_speed.iter().map(|name| of(name));
+                (found.find(|found| !found.is_empty()).unwrap_or_default(), None)
             }
-            Self::Named { provider, domain } => (of(provider), domain.as_ref()),
+            ProviderChoice::Named { provider, domain } => (of(provider), domain.as_ref()),
         };
         // Prefers the provider without utility layers.
         let plain = |at: &&usize| !infos[**at].0.contains(';');
-        let provider = &infos[*candidates.iter().find(plain).or(candidates.first())?].0;
+        let Some(first) = candidates.iter().find(plain).or(candidates.first()) else {
+            return Vec::new();
+        };
+        let provider = &infos[*first].0;
         let mut domains: Vec<usize> = Vec::new();
         for at in candidates {
             let known = domains.iter().any(|&other| infos[other].1 == infos[at].1);
@@ -99,51 +115,7 @@ impl ProviderChoice {
                 domains.push(at);
             }
         }
-        // With a source address, the first domain is the best match.
-        let spread = local_rank * domains.len() / local_size.max(1);
-        let index = if self.has_ip_addresses() { 0 } else { spread };
-        domains.get(index).or(domains.last()).copied()
-    }
-}
-
-/// The network preference of a rank, announced when it joins.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Preference {
-    /// TCP only.
-    Tcp,
-    /// Automatic, on a node without a high-speed network.
-    AutoTcp,
-    /// Automatic, on a node with a high-speed network.
-    AutoFabric,
-    /// A named provider.
-    Named,
-}
-
-/// The network that follows from the preferences of all ranks.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NetworkPlan {
-    /// TCP, and why.
-    Tcp(String),
-    /// The ranks negotiate a provider.
-    Negotiate,
-    /// Two ranks with incompatible preferences.
-    Conflict(usize, usize),
-}
-
-impl NetworkPlan {
-    /// Derives the plan. `peer` describes a rank.
-    pub fn new(preferences: &[Preference], peer: impl Fn(usize) -> String) -> Self {
-        let is_auto = |one: Preference| matches!(one, Preference::AutoTcp | Preference::AutoFabric);
-        let first = preferences.first().copied().unwrap_or(Preference::Tcp);
-        let same = |one: &Preference| *one == first || (is_auto(*one) && is_auto(first));
-        if let Some(other) = preferences.iter().position(|one| !same(one)) {
-            return Self::Conflict(0, other);
-        }
-        match (first, preferences.iter().position(|one| *one == Preference::AutoTcp)) {
-            (Preference::Tcp, _) => Self::Tcp("REGATTA_FABRIC is off".to_owned()),
-            (_, Some(rank)) => Self::Tcp(format!("{} has no high-speed network", peer(rank))),
-            _ => Self::Negotiate,
-        }
+        domains
     }
 }
 
@@ -171,6 +143,14 @@ mod tests {
     }
 
     #[test]
+    fn infiniband_is_left_to_nccl_unless_it_is_named() {
+        let both = infos(&[("verbs;ofi_rxm", "mlx5_0"), ("cxi", "cxi0"), ("cxi", "cxi1")]);
+        assert_eq!(ProviderChoice::Auto.for_nccl().domains(&both), [1, 2]);
+        assert_eq!(ProviderChoice::Auto.for_nccl().domains(&both[..1]), [0; 0]);
+        assert_eq!(ProviderChoice::parse("verbs").for_nccl().domains(&both), [0]);
+    }
+
+    #[test]
     fn only_ip_providers_and_verbs_get_a_source_address() {
         let [bind, own] = ["10.0.0.1", "10.0.0.2"].map(|ip| ip.parse::<IpAddr>().ok());
         assert_eq!(ProviderChoice::parse("tcp").source(bind, own), bind);
@@ -188,17 +168,5 @@ mod tests {
         assert_eq!(selected, [Some(0), Some(0), Some(2), Some(2)]);
         assert_eq!(ProviderChoice::parse("cxi/cxi1").select(&of, 0, 4), Some(2));
         assert_eq!(ProviderChoice::parse("cxi/cxi7").select(&of, 0, 4), None);
-    }
-
-    #[test]
-    fn incompatible_preferences_conflict() {
-        use Preference::{AutoFabric, AutoTcp, Named, Tcp};
-        let plan = |all: &[Preference]| NetworkPlan::new(all, |rank| format!("rank {rank}"));
-        assert_eq!(plan(&[AutoFabric, AutoFabric]), NetworkPlan::Negotiate);
-        assert_eq!(plan(&[Named, Named]), NetworkPlan::Negotiate);
-        let tcp = NetworkPlan::Tcp("rank 1 has no high-speed network".to_owned());
-        assert_eq!(plan(&[AutoFabric, AutoTcp, AutoTcp]), tcp);
-        assert_eq!(plan(&[Named, Named, Tcp]), NetworkPlan::Conflict(0, 2));
-        assert!(matches!(plan(&[Tcp, Tcp]), NetworkPlan::Tcp(_)));
     }
 }

@@ -2,7 +2,8 @@
 //! to posted memory, which must then not be freed.
 
 use super::{Endpoint, serialized};
-use crate::libfabric::abi::Fid;
+use crate::abi::{Fid, Ops};
+use crate::memory::Region;
 
 impl Endpoint {
     /// Closes the endpoint, after which no memory is accessed. Returns false if it is busy: posted
@@ -14,7 +15,7 @@ impl Endpoint {
                 return true;
             }
             // Some providers count regions bound to an endpoint as references to it.
-            self.regions.retain_mut(|region| !close(region));
+            self.close_regions();
             close(&mut self.ep)
         })
     }
@@ -25,7 +26,7 @@ impl Endpoint {
             return false;
         }
         serialized(|| {
-            self.regions.retain_mut(|region| !close(region));
+            self.close_regions();
             if !self.regions.is_empty() {
                 return false;
             }
@@ -38,9 +39,26 @@ impl Endpoint {
         })
     }
 
-    /// The functions of the endpoint, which a test replaces.
-    #[cfg(test)]
-    pub fn ops(&mut self) -> &mut *const crate::libfabric::abi::Ops {
+    fn close_regions(&mut self) {
+        self.regions.retain(|Region(region)| !close(&mut region.clone()));
+    }
+
+    /// Closes a registration, whose memory is not accessed afterwards. Returns false if it is in use.
+    pub fn deregister(&mut self, Region(mut region): Region) -> bool {
+        if region.is_null() || !self.regions.contains(&Region(region)) {
+            return true;
+        }
+        let key = Region(region);
+        let closed = serialized(|| close(&mut region));
+        if closed {
+            self.regions.remove(&key);
+        }
+        closed
+    }
+
+    /// The functions of the endpoint, which tests replace.
+    #[doc(hidden)]
+    pub fn ops(&mut self) -> &mut *const Ops {
         // SAFETY: the endpoint is open.
         unsafe { &mut (*self.ep.cast::<Fid>()).ops }
     }

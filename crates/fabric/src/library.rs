@@ -7,9 +7,9 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use libloading::Symbol;
 
-use super::FiResult;
-use super::abi::{self, Fabric, FabricAttr, Info, Out};
-use super::atexit_guard;
+use crate::FiResult;
+use crate::abi::{self, Fabric, FabricAttr, Info, Out};
+use crate::atexit_guard;
 
 /// The environment variable with the path of another libfabric.
 const VARIABLE: &str = "REGATTA_LIBFABRIC";
@@ -24,7 +24,9 @@ pub struct Library {
     getinfo: GetInfo,
     freeinfo: unsafe extern "C" fn(*mut Info),
     dupinfo: unsafe extern "C" fn(*const Info) -> *mut Info,
+    /// `fi_fabric`.
     pub fabric: unsafe extern "C" fn(*mut FabricAttr, Out<Fabric>, *mut c_void) -> c_int,
+    version: unsafe extern "C" fn() -> u32,
     strerror: unsafe extern "C" fn(c_int) -> *const c_char,
     // Never closed, because providers leave threads and handlers behind.
     _library: libloading::Library,
@@ -49,11 +51,13 @@ impl Library {
             freeinfo: symbol(&library, c"fi_freeinfo")?,
             dupinfo: symbol(&library, c"fi_dupinfo")?,
             fabric: symbol(&library, c"fi_fabric")?,
+            version: symbol(&library, c"fi_version")?,
             strerror: symbol(&library, c"fi_strerror")?,
             _library: library,
         })
     }
 
+    /// The message of an error code.
     pub fn error_text(&self, code: impl TryInto<c_int>) -> String {
         let code: c_int = code.try_into().unwrap_or(c_int::MAX);
         // SAFETY: the function accepts any code and returns a static string.
@@ -65,27 +69,32 @@ impl Library {
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
 
-    /// Providers of reliable datagram endpoints (`FI_EP_RDM`) with tagged messages: all of them or those
-    /// of a name, for a source address, and possibly with those that require registration of local
-    /// buffers (`FI_MR_LOCAL`).
-    pub fn infos(
-        &'static self,
-        provider: Option<&str>,
-        source: Option<IpAddr>,
-        allow_registration: bool,
-    ) -> FiResult<InfoList> {
-        let hints = self.hints(provider, allow_registration)?;
-        let node = source.and_then(|ip| CString::new(ip.to_string()).ok());
+    /// The version: major and minor.
+    pub fn version(&self) -> (u32, u32) {
+        // SAFETY: the function has no arguments and no effects.
+        let version = unsafe { (self.version)() };
+        (version >> 16, version & 0xffff)
+    }
+
+    /// Whether memory can be registered by a dma-buf descriptor.
+    pub fn has_dma_buf(&self) -> bool {
+        self.version() >= (abi::API_DMABUF >> 16, abi::API_DMABUF & 0xffff)
+    }
+
+    /// Providers of reliable datagram endpoints (`FI_EP_RDM`) with tagged messages.
+    pub fn infos(&'static self, query: &Query<'_>) -> FiResult<InfoList> {
+        let hints = self.hints(query)?;
+        let node = query.source.and_then(|ip| CString::new(ip.to_string()).ok());
         let (node, flags) = match &node {
             Some(node) => (node.as_ptr(), abi::SOURCE),
             None => (std::ptr::null(), 0),
         };
+        let dma_buf = query.gpu_memory && self.has_dma_buf();
+        let api = if dma_buf { abi::API_DMABUF } else { abi::API };
         let mut first = std::ptr::null_mut();
         let code = preserving_process_state(|| {
             // SAFETY: all pointers are valid or null, which the function allows.
-            unsafe {
-                (self.getinfo)(abi::API, node, std::ptr::null(), flags, hints.first, &mut first)
-            }
+            unsafe { (self.getinfo)(api, node, std::ptr::null(), flags, hints.first, &mut first) }
         });
         match code {
             0 => Ok(InfoList { library: self, first }),
@@ -93,11 +102,7 @@ impl Library {
         }
     }
 
-    fn hints(
-        &'static self,
-        provider: Option<&str>,
-        allow_registration: bool,
-    ) -> FiResult<InfoList> {
+    fn hints(&'static self, query: &Query<'_>) -> FiResult<InfoList> {
         // SAFETY: with null, the function allocates an empty fi_info.
         let first = unsafe { (self.dupinfo)(std::ptr::null()) };
         let hints = InfoList { library: self, first };
@@ -106,22 +111,46 @@ impl Library {
             return Err("out of memory for the libfabric hints".to_owned());
         };
         info.caps = abi::TAGGED;
+        let mut modes = abi::MR_VIRT_ADDR | abi::MR_ALLOCATED | abi::MR_PROV_KEY | abi::MR_ENDPOINT;
+        if query.registration {
+            modes |= abi::MR_LOCAL;
+        }
+        if query.remote_read {
+            info.caps |= abi::RMA | abi::READ | abi::REMOTE_READ | abi::SEND | abi::RECV;
+        }
+        if query.gpu_memory {
+            info.caps |= abi::HMEM;
+            modes |= abi::MR_HMEM;
+        }
         info.mode = abi::MODE_CONTEXT | abi::MODE_CONTEXT2;
-        let local = if allow_registration { abi::MR_LOCAL } else { 0 };
-        let modes = abi::MR_VIRT_ADDR | abi::MR_ALLOCATED | abi::MR_PROV_KEY | abi::MR_ENDPOINT;
         // SAFETY: as above.
         unsafe {
             (*info.ep_attr).kind = abi::EP_RDM;
-            (*info.domain_attr).mr_mode = modes | local;
+            (*info.domain_attr).mr_mode = modes;
             (*info.domain_attr).threading = abi::THREAD_DOMAIN;
             (*info.domain_attr).data_progress = abi::PROGRESS_MANUAL;
-            if let Some(name) = provider.and_then(|name| CString::new(name).ok()) {
+            if let Some(name) = query.provider.and_then(|name| CString::new(name).ok()) {
                 // Freed by fi_freeinfo.
                 (*info.fabric_attr).prov_name = libc::strdup(name.as_ptr());
             }
         }
         Ok(hints)
     }
+}
+
+/// Which providers are wanted.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Query<'a> {
+    /// Only this one.
+    pub provider: Option<&'a str>,
+    /// The source address of endpoints.
+    pub source: Option<IpAddr>,
+    /// Also those that need registration of local buffers (`FI_MR_LOCAL`).
+    pub registration: bool,
+    /// Only those that access memory of GPUs (`FI_HMEM`).
+    pub gpu_memory: bool,
+    /// Only those that read memory of a peer (`FI_RMA`).
+    pub remote_read: bool,
 }
 
 fn symbol<F: Copy>(library: &libloading::Library, name: &CStr) -> FiResult<F> {
@@ -132,7 +161,9 @@ fn symbol<F: Copy>(library: &libloading::Library, name: &CStr) -> FiResult<F> {
 
 /// A list of fi_info structures, freed when dropped.
 pub struct InfoList {
+    /// Their library.
     pub library: &'static Library,
+    /// The first entry.
     pub first: *mut Info,
 }
 
@@ -154,7 +185,8 @@ impl InfoList {
         self.iter().map(name).collect()
     }
 
-    fn iter(&self) -> impl Iterator<Item = &Info> {
+    /// The entries, whose attributes are never null.
+    pub fn iter(&self) -> impl Iterator<Item = &Info> {
         // SAFETY: a null-terminated list that lives as long as `self`.
         let mut next = unsafe { self.first.as_ref() };
         std::iter::from_fn(move || {

@@ -2,9 +2,31 @@
 //! ranks in the same process, which shm cannot connect.
 
 use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
 
 /// The prefix of shm addresses, followed by the segment name, which starts with the process ID.
 const SHM: &str = "fi_shm://";
+
+/// Addresses of this process whose segments are removed at its exit.
+static OWN: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
+
+/// Has the segment of an address removed when the process exits: libfabric leaves those of endpoints behind
+/// that are not closed. Peers that have mapped it are not affected.
+pub fn remove_at_exit(address: &[u8]) {
+    if parts(address).is_some() {
+        OWN.lock().unwrap_or_else(PoisonError::into_inner).push(address.to_vec());
+    }
+}
+
+/// Removes the segments of this process. A forked child inherits the list, and has none.
+pub(crate) fn remove_own_segments() {
+    let addresses = OWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let segments = addresses.iter().filter_map(|address| parts(address));
+    for (_, name) in segments.filter(|(process, _)| *process == std::process::id()) {
+        // The provider has removed it if the endpoint was closed.
+        let _ = std::fs::remove_file(format!("/dev/shm/{name}"));
+    }
+}
 
 /// Removes the segments of dead processes.
 pub fn remove_stale_segments(addresses: &[Vec<u8>]) {

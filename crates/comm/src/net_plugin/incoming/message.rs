@@ -1,0 +1,101 @@
+//! A large message that is being received.
+
+use crate::matching::Envelope;
+use crate::net_plugin::connection::{Connection, Region, Request, RequestMemory};
+use crate::net_plugin::peer::LinkResult;
+use crate::net_plugin::table::NetError;
+use crate::network::UserRecv;
+
+/// Where the chunks of a large message go.
+pub enum Destination {
+    User(UserRecv),
+    /// An unexpected message, by its number in the match queue.
+    Unexpected(u64, Vec<u8>),
+    /// The receive was cancelled, or the sender has ended the message.
+    Nowhere,
+}
+
+/// A large message that is cleared to send.
+pub struct IncomingMessage {
+    envelope: Envelope,
+    chunk_bytes: usize,
+    pub destination: Destination,
+    /// The registration of the user memory.
+    region: Option<Region>,
+    /// Bytes for which receives are posted.
+    pub at: usize,
+    /// Chunks in flight.
+    in_flight: usize,
+}
+
+impl IncomingMessage {
+    pub fn new(envelope: Envelope, chunk_bytes: usize, destination: Destination) -> Self {
+        Self { envelope, chunk_bytes, destination, region: None, at: 0, in_flight: 0 }
+    }
+
+    pub fn comm_id(&self) -> u64 {
+        self.envelope.key.comm_id
+    }
+
+    pub fn length(&self) -> usize {
+        self.envelope.length as usize
+    }
+
+    /// Posts the receive of the next chunk: into user memory if it is only copied, else into a bounce
+    /// buffer. Returns false if the plug-in cannot take it now.
+    pub fn post_chunk(&mut self, id: u64, connection: &mut Connection) -> LinkResult<bool> {
+        let (at, length, comm_id) = (self.at, self.length(), self.comm_id());
+        let size = self.chunk_bytes.min(length - at);
+        let direct = match &mut self.destination {
+            Destination::User(recv) => recv.buffer.direct(0, length),
+            _ => None,
+        };
+        let memory = match direct.filter(|all| all.len() == length) {
+            Some(all) => {
+                let region = match self.region {
+                    Some(region) => region,
+                    None => *self.region.insert(connection.register(all)?),
+                };
+                let start = all[at..].as_mut_ptr();
+                RequestMemory::User { start, region, comm_id }
+            }
+            None => RequestMemory::Bounce(connection.bounce_buffer()?),
+        };
+        // SAFETY: user memory is valid until the message completes or is cancelled, which waits for it.
+        if !unsafe { connection.post(Request { memory, message: id, at, size }) }? {
+            return Ok(false);
+        }
+        self.at += size;
+        self.in_flight += 1;
+        Ok(true)
+    }
+
+    /// A chunk has arrived.
+    pub fn received(&mut self, Request { memory, at, size: expected, .. }: &Request, size: usize) {
+        self.in_flight -= 1;
+        if size != *expected {
+            self.destination = Destination::Nowhere;
+        }
+        let RequestMemory::Bounce(bounce) = memory else { return };
+        let bytes = &bounce.bytes()[..size.min(bounce.bytes().len())];
+        match &mut self.destination {
+            Destination::User(recv) => recv.buffer.write(*at, bytes),
+            Destination::Unexpected(_, into) => into[*at..*at + size].copy_from_slice(bytes),
+            Destination::Nowhere => {}
+        }
+    }
+
+    /// Ends the registration once the user memory is no longer written.
+    pub fn release_memory(&mut self, connection: &mut Connection) -> Result<(), NetError> {
+        let is_cancelled = matches!(self.destination, Destination::Nowhere);
+        let is_unused = self.in_flight == 0 && (is_cancelled || self.is_done());
+        match self.region.take_if(|_| is_unused) {
+            Some(region) => connection.deregister(region),
+            None => Ok(()),
+        }
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.at == self.length() && self.in_flight == 0
+    }
+}

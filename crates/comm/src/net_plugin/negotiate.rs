@@ -1,0 +1,203 @@
+//! The ranks agree on a net plug-in: each loads it and listens for every other rank, and all exchange the
+//! handles of their listeners, or why they have none.
+
+use std::ffi::c_int;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use regatta_model::hash::fnv1a;
+use regatta_plugin_abi::net::HANDLE_BYTES;
+
+use super::library::{self, LoadError};
+use super::network::PluginNetwork;
+use super::peer::{CHUNK_BYTES, LinkContext, Peer};
+use super::setup::Listener;
+use super::table::{Handle, Net};
+use crate::control::{decode, encode};
+use crate::engine::{Engine as _, all_gather_bytes};
+use crate::network::{Network, NetworkContext, NetworkEngine, NetworkTransport};
+use crate::{Call, CallKind, CommError, Counts, DType, Result};
+
+/// The communicator for the negotiation.
+const NEGOTIATION_COMM: u64 = u64::MAX - 1;
+
+/// Encoded size of an offer.
+const OFFER_BYTES: usize = 1024;
+
+/// Longer texts are truncated, so that an offer fits.
+const MAX_TEXT_BYTES: usize = 800;
+
+/// Some plug-ins take long to find and open their NICs.
+const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Time for the first message of a neighbour.
+const FIRST_MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// NICs that are named.
+const SHOWN_DEVICES: usize = 8;
+
+/// The plug-in of a rank and its version, or why it cannot use one.
+type RankOffer = std::result::Result<String, String>;
+
+/// The plug-in, initialised, with a listener for every other rank.
+struct Listening {
+    context: Arc<LinkContext>,
+    listeners: Vec<Option<(Handle, Listener)>>,
+}
+
+/// Connects all ranks through a net plug-in. Returns the network and its name.
+pub fn select_network(
+    context: &Arc<NetworkContext>,
+    path: &Path,
+) -> Result<(Arc<dyn Network>, String)> {
+    let mut negotiation = Negotiation::new(context);
+    let listening = negotiation.listen(path).map_err(|error| error.to_string());
+    let name = listening.as_ref().map(|listening| listening.context.net.name.clone());
+    negotiation.agree(&name.map_err(String::clone))?;
+    let listening = listening.map_err(|why| negotiation.unusable(context.config.rank, &why))?;
+    let shown = describe(&listening.context.net);
+    let network = negotiation.connect(listening)?;
+    let checked = match context.job.members.len() {
+        1 => Ok(()),
+        _ => network.check_ring(FIRST_MESSAGE_TIMEOUT),
+    };
+    let checked = checked.map_err(|(rank, why)| format!("{}: {why}", negotiation.peer(rank)));
+    negotiation.agree(&checked.map(|()| String::new()))?;
+    Ok((Arc::new(network), shown))
+}
+
+/// The plug-in and its NICs.
+fn describe(net: &Net) -> String {
+    let mut names: Vec<&str> = net.devices.iter().map(|device| device.name.as_str()).collect();
+    let count = names.len();
+    if count > SHOWN_DEVICES {
+        names.truncate(SHOWN_DEVICES);
+        names.push("...");
+    }
+    let nics = if count == 1 { "NIC" } else { "NICs" };
+    format!("net plug-in: {}, {count} {nics}: {}", net.name, names.join(", "))
+}
+
+/// The negotiation, over TCP.
+struct Negotiation {
+    context: Arc<NetworkContext>,
+    engine: NetworkEngine,
+}
+
+impl Negotiation {
+    fn new(context: &Arc<NetworkContext>) -> Self {
+        let all = (0..context.job.members.len() as u32).collect();
+        let transport =
+            NetworkTransport::new(context.clone(), context.tcp.clone(), NEGOTIATION_COMM, all);
+        let engine = NetworkEngine::new(transport.with_timeout(NEGOTIATION_TIMEOUT));
+        Self { context: context.clone(), engine }
+    }
+
+    /// Loads the plug-in and listens for every other rank. The ranks of a node are spread over its NICs.
+    fn listen(&self, path: &Path) -> std::result::Result<Listening, LoadError> {
+        let (context, own) = (&self.context, self.context.config.rank as usize);
+        let job = fnv1a(context.config.secret.derive("net plug-in").to_hex().bytes());
+        let (table, plugin) = library::open(path, context.config.net_plugin_version)?;
+        let net = Arc::new(Net::init(table, &plugin, job)?);
+        let node = |rank: usize| context.job.members.get(rank).map(|member| member.node);
+        let local_rank = (0..own).filter(|rank| node(*rank) == node(own)).count();
+        let number = local_rank % net.devices.len().max(1);
+        let device = number as c_int;
+        let listen = |rank: usize| match rank == own {
+            true => Ok(None),
+            false => Listener::new(&net, device).map(Some),
+        };
+        let listeners =
+            (0..context.job.members.len()).map(listen).collect::<std::result::Result<_, _>>()?;
+        let max_bytes = net.devices.get(number).map_or(CHUNK_BYTES, |device| device.max_bytes);
+        let (chunk_bytes, shared) = (CHUNK_BYTES.min(max_bytes), context.shared.clone());
+        let context = Arc::new(LinkContext { net, device, job, chunk_bytes, shared });
+        Ok(Listening { context, listeners })
+    }
+
+    /// Fails on all ranks if one of them cannot use the plug-in, or another one than rank 0.
+    fn agree(&mut self, own: &RankOffer) -> Result {
+        let mut bytes = encode(&own.as_deref().map(shortened).map_err(|why| shortened(why)));
+        bytes.resize(OFFER_BYTES, 0);
+        let all = all_gather_bytes(&mut self.engine, &bytes)?;
+        let malformed = || Err("it sent a malformed offer".to_owned());
+        let offer = |bytes: &[u8]| -> RankOffer { decode(bytes).unwrap_or_else(malformed) };
+        let offers: Vec<RankOffer> = all.chunks_exact(OFFER_BYTES).map(offer).collect();
+        first_conflict(&offers).map_or(Ok(()), |(rank, why)| Err(self.unusable(rank, &why)))
+    }
+
+    /// Exchanges the handles of all listeners.
+    fn connect(&mut self, Listening { context, listeners }: Listening) -> Result<PluginNetwork> {
+        let mut own = Vec::with_capacity(listeners.len() * HANDLE_BYTES);
+        for listener in &listeners {
+            own.extend(listener.as_ref().map_or([0; HANDLE_BYTES], |(handle, _)| *handle));
+        }
+        let mut all = vec![0; own.len()];
+        let counts = Counts::Equal(HANDLE_BYTES);
+        let call = Call::new(CallKind::AllToAll, DType::U8, counts, &mut all);
+        self.engine.run(Call { input: Some(&own), ..call })?;
+        let (handles, _) = all.as_chunks::<HANDLE_BYTES>();
+        let peer = |(rank, (listener, handle)): (u32, (Option<(_, Listener)>, &Handle))| {
+            let (_, listener) = listener?;
+            Some(Peer::new(context.clone(), rank, *handle, listener))
+        };
+        let peers = (0..).zip(listeners.into_iter().zip(handles)).map(peer).collect();
+        Ok(PluginNetwork::new(self.context.config.rank, peers, context.shared.clone()))
+    }
+
+    fn peer(&self, rank: u32) -> String {
+        match self.context.job.members.get(rank as usize) {
+            Some(member) => format!("rank {rank} on {}", member.host),
+            None => format!("rank {rank}"),
+        }
+    }
+
+    fn unusable(&self, rank: u32, why: &str) -> CommError {
+        let what = format!("{} cannot use the net plug-in: {why}", self.peer(rank));
+        let hint = "REGATTA_NET_PLUGIN must name the same plug-in on all nodes; `regatta plugin check \
+                    PATH` explains why a library does not load";
+        CommError::bootstrap(what, hint)
+    }
+}
+
+fn shortened(text: &str) -> String {
+    text[..text.floor_char_boundary(MAX_TEXT_BYTES)].to_owned()
+}
+
+/// The first rank that cannot use the plug-in of rank 0.
+fn first_conflict(offers: &[RankOffer]) -> Option<(u32, String)> {
+    let first = offers.iter().find_map(|offer| offer.as_ref().ok());
+    (0..).zip(offers).find_map(|(rank, offer)| match (offer, first) {
+        (Err(why), _) => Some((rank, why.clone())),
+        (Ok(name), Some(first)) if name != first => {
+            Some((rank, format!("it loaded {name}, rank 0 loaded {first}")))
+        }
+        (Ok(_), _) => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rank_without_the_common_plugin_is_named() {
+        let (ok, other) = (Ok("Socket (v11)".to_owned()), Ok("Socket (v8)".to_owned()));
+        assert_eq!(first_conflict(&[ok.clone(), ok.clone()]), None);
+        let failed = Err("no such file".to_owned());
+        assert_eq!(
+            first_conflict(&[failed.clone(), ok.clone()]),
+            Some((0, "no such file".to_owned()))
+        );
+        assert_eq!(first_conflict(&[failed.clone(), failed]), Some((0, "no such file".to_owned())));
+        let why = "it loaded Socket (v8), rank 0 loaded Socket (v11)".to_owned();
+        assert_eq!(first_conflict(&[ok.clone(), ok, other]), Some((2, why)));
+    }
+
+    #[test]
+    fn the_longest_offers_fit() {
+        let longest: RankOffer = Err(shortened(&"ü".repeat(2000)));
+        assert!(encode(&longest).len() <= OFFER_BYTES);
+    }
+}

@@ -1,0 +1,242 @@
+//! The state of a connection: its peer and its requests. No I/O.
+
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use super::{Buffer, TestResult};
+use crate::endpoint::Address;
+use crate::net::clear_to_send::ClearToSend;
+use crate::net::grants::{Grant, Grants};
+use crate::net::{MAX_GROUPED_RECVS, MAX_REQUESTS, NetResult, tag};
+
+/// What was sent before the peer closed the connection may still arrive. It fails after this time without a
+/// message.
+const CLOSE_GRACE: Duration = Duration::from_secs(1);
+
+/// Requests of a connection: sends or receives, and as many flushes.
+pub const SLOTS: usize = 2 * MAX_REQUESTS;
+
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// Sends.
+    Send,
+    /// Receives.
+    Recv,
+}
+
+/// What a connection does.
+pub enum Role {
+    /// Sends what the peer has granted.
+    Send(Box<Grants>),
+    /// Receives; the number of the next group.
+    Recv { sequence: u16 },
+}
+
+/// The process at the other end.
+pub struct Peer {
+    /// Host and process, for errors.
+    pub name: String,
+    pub address: Address,
+    /// The encoded address.
+    pub fabric_address: Vec<u8>,
+    /// Its connection, and that one's key.
+    pub connection: u32,
+    pub key: u64,
+    /// Says whether it exists.
+    pub stream: TcpStream,
+}
+
+/// What a request does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Sends its buffer, to this tag.
+    Send { tag: u64 },
+    /// Posts the receives from this index on.
+    Receive { index: usize },
+    /// Sends the clear-to-send.
+    ClearToSend,
+    /// Reads, from this address with this key.
+    Flush { from: (u64, u64) },
+    /// Nothing: it waits for completions.
+    Wait,
+}
+
+/// A request.
+#[derive(Debug, Clone, Copy)]
+pub struct Request {
+    pub step: Step,
+    pub count: usize,
+    pub buffers: [Buffer; MAX_GROUPED_RECVS],
+    /// Tags of the host program.
+    host_tags: [i32; MAX_GROUPED_RECVS],
+    sizes: [usize; MAX_GROUPED_RECVS],
+    pub sequence: u16,
+    /// Messages that have not completed.
+    remaining: usize,
+}
+
+impl Request {
+    /// Bytes of all messages.
+    pub fn bytes(&self) -> usize {
+        self.buffers[..self.count].iter().map(|buffer| buffer.length).sum()
+    }
+}
+
+/// A connection.
+pub struct ConnectionState {
+    pub role: Role,
+    pub key: u64,
+    /// `None` during the handshake.
+    pub peer: Option<Peer>,
+    requests: [Option<Request>; SLOTS],
+    /// When the peer closed the connection, or when the last message since arrived.
+    closed: Option<Instant>,
+    failure: Option<String>,
+}
+
+impl ConnectionState {
+    pub fn new(direction: Direction, key: u64) -> Self {
+        let role = match direction {
+            Direction::Send => Role::Send(Box::default()),
+            Direction::Recv => Role::Recv { sequence: 0 },
+        };
+        Self { role, key, peer: None, requests: [None; SLOTS], closed: None, failure: None }
+    }
+
+    /// Whether it works.
+    pub fn check(&self) -> NetResult {
+        let name = self.peer.as_ref().map_or("a peer", |peer| &peer.name);
+        self.failure.as_ref().map_or(Ok(()), |why| Err(format!("{name}: {why}")))
+    }
+
+    /// Whether fewer requests than this are in use.
+    pub fn has_free_request(&self, limit: usize) -> bool {
+        self.requests.iter().flatten().count() < limit.min(SLOTS)
+    }
+
+    pub fn request(&mut self, slot: u8) -> Option<&mut Request> {
+        self.requests.get_mut(usize::from(slot))?.as_mut()
+    }
+
+    /// All requests.
+    pub fn requests(&self) -> impl Iterator<Item = &Request> {
+        self.requests.iter().flatten()
+    }
+
+    pub fn start_send(&mut self, buffer: Buffer, grant: Grant) -> u8 {
+        let peer = self.peer.as_ref().map_or(0, |peer| peer.connection);
+        let tag = tag::data(peer, grant.sequence, grant.index);
+        self.start(&[(buffer, 0)], Step::Send { tag }, grant.sequence)
+    }
+
+    pub fn start_receive(&mut self, group: &[(Buffer, i32)]) -> u8 {
+        let mut number = 0;
+        if let Role::Recv { sequence } = &mut self.role {
+            number = *sequence;
+            *sequence = sequence.wrapping_add(1);
+        }
+        self.start(group, Step::Receive { index: 0 }, number)
+    }
+
+    pub fn start_flush(&mut self, from: (u64, u64)) -> u8 {
+        self.start(&[(Buffer::NONE, 0)], Step::Flush { from }, 0)
+    }
+
+    fn start(&mut self, group: &[(Buffer, i32)], step: Step, sequence: u16) -> u8 {
+        let slot = self.requests.iter().position(Option::is_none).unwrap_or(0);
+        let mut request = Request {
+            step,
+            count: group.len(),
+            buffers: [Buffer::NONE; MAX_GROUPED_RECVS],
+            host_tags: [0; MAX_GROUPED_RECVS],
+            sizes: [0; MAX_GROUPED_RECVS],
+            sequence,
+            remaining: group.len(),
+        };
+        for (index, (buffer, tag)) in group.iter().enumerate() {
+            request.buffers[index] = *buffer;
+            request.host_tags[index] = *tag;
+        }
+        self.requests[slot] = Some(request);
+        slot as u8
+    }
+
+    /// The message that grants the receives of a request.
+    pub fn clear_to_send(&self, request: &Request) -> Option<ClearToSend> {
+        let peer = self.peer.as_ref()?;
+        let mut recvs = [(0, 0); MAX_GROUPED_RECVS];
+        for (index, recv) in recvs.iter_mut().enumerate().take(request.count) {
+            *recv = (request.host_tags[index], request.buffers[index].length as u64);
+        }
+        let (connection, key, sequence) = (peer.connection, peer.key, request.sequence);
+        Some(ClearToSend { connection, key, sequence, count: request.count as u8, recvs })
+    }
+
+    /// A message of a request has completed, with this many bytes received.
+    pub fn complete(&mut self, slot: u8, index: usize, received: usize, now: Instant) {
+        // More may follow, also if the peer has closed the connection.
+        if let Some(closed) = &mut self.closed {
+            *closed = now;
+        }
+        let is_send = matches!(self.role, Role::Send(_));
+        let Some(request) = self.request(slot) else { return };
+        request.remaining = request.remaining.saturating_sub(1);
+        let Some(size) = request.sizes.get_mut(index) else { return };
+        // Providers do not report the size of sends.
+        *size = if is_send { request.buffers[0].length } else { received };
+    }
+
+    /// Ends a request that is complete, and returns its bytes, too.
+    pub fn take_done(&mut self, slot: u8) -> Option<(TestResult, usize)> {
+        let request = self.request(slot)?;
+        let done = TestResult::Done { count: request.count, sizes: request.sizes };
+        let bytes = request.bytes();
+        if request.remaining > 0 || request.step != Step::Wait {
+            return None;
+        }
+        self.requests[usize::from(slot)] = None;
+        Some((done, bytes))
+    }
+
+    pub fn fail(&mut self, why: impl Into<String>) {
+        self.failure.get_or_insert(why.into());
+    }
+
+    pub fn has_failed(&self) -> bool {
+        self.failure.is_some()
+    }
+
+    /// The peer closed the connection, or the kernel gave it up.
+    pub fn closed(&mut self, error: Option<std::io::Error>, now: Instant) {
+        match error {
+            None => drop(self.closed.get_or_insert(now)),
+            Some(error) => self.fail(format!("the connection is lost: {error}")),
+        }
+    }
+
+    /// Fails if the peer closed the connection and what it has sent has had time to arrive.
+    pub fn check_closed(&mut self, now: Instant) {
+        if self.closed.is_some_and(|closed| now >= closed + CLOSE_GRACE) {
+            self.fail("the peer closed the connection or ended");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_postpone_the_end_of_a_closed_connection() {
+        let mut connection = ConnectionState::new(Direction::Recv, 1);
+        let start = Instant::now();
+        connection.closed(None, start);
+        let slot = connection.start_receive(&[(Buffer::NONE, 0), (Buffer::NONE, 0)]);
+        connection.complete(slot, 0, 10, start + CLOSE_GRACE * 9 / 10);
+        connection.check_closed(start + CLOSE_GRACE * 18 / 10);
+        assert_eq!(connection.check(), Ok(()));
+        connection.check_closed(start + CLOSE_GRACE * 19 / 10);
+        assert!(connection.check().is_err() && connection.has_failed());
+    }
+}

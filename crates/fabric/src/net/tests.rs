@@ -1,0 +1,294 @@
+//! Two NICs in one thread, over the tcp provider. Skipped with a message if libfabric is missing.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::device::{describe, discover};
+use super::handle::Handle;
+use super::settings::Settings;
+use super::*;
+use crate::memory::{Memory, Region};
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+fn options(has_thread: bool) -> NicOptions {
+    NicOptions { control_ip: LOCALHOST, timeout: Duration::from_secs(60), has_thread }
+}
+
+fn nic() -> Option<Arc<Nic>> {
+    nic_with(false)
+}
+
+fn nic_with(has_thread: bool) -> Option<Arc<Nic>> {
+    let get = |name: &str| match name {
+        settings::PROVIDER_VARIABLE => Some("tcp".to_owned()),
+        settings::INTERFACE_VARIABLE => Some("lo".to_owned()),
+        _ => None,
+    };
+    let settings = Settings::read(get).unwrap();
+    let devices = match discover(&settings, Path::new("/")) {
+        Ok(devices) => devices,
+        Err(why) => {
+            println!("skipped: {why}");
+            return None;
+        }
+    };
+    let line = describe((1, 17), &devices);
+    let expected = ", 1 NIC (lo), 10 Gb/s, GPUDirect RDMA: no (tcp";
+    assert!(line.contains(expected), "{line}");
+    Some(Nic::open(&devices[0], options(has_thread)).unwrap())
+}
+
+struct Pair {
+    send: Connection,
+    recv: Connection,
+}
+
+fn connect(from: &Arc<Nic>, to: &Arc<Nic>) -> Pair {
+    let listener = Listener::new(to.clone()).unwrap();
+    let handle = Handle::decode(&listener.handle().encode()).unwrap();
+    let connectors = Connectors::default();
+    let (mut send, mut recv) = (None, None);
+    let start = Instant::now();
+    while send.is_none() || recv.is_none() {
+        assert!(start.elapsed() < TIMEOUT, "no connection");
+        send = send.or_else(|| connectors.connect(|| Ok(from.clone()), 1, handle).unwrap());
+        recv = recv.or_else(|| listener.accept().unwrap());
+    }
+    Pair { send: send.unwrap(), recv: recv.unwrap() }
+}
+
+fn buffer(bytes: &mut [u8]) -> Buffer {
+    Buffer {
+        start: bytes.as_mut_ptr(),
+        length: bytes.len(),
+        region: Region::NONE,
+        registration: bytes.as_ptr() as usize,
+    }
+}
+
+/// Tests until a request is complete. The other side makes progress, too.
+fn wait(request: &RequestHandle, other: &RequestHandle) -> [usize; MAX_GROUPED_RECVS] {
+    let start = Instant::now();
+    loop {
+        assert!(start.elapsed() < TIMEOUT, "not complete");
+        if let TestResult::Done { sizes, .. } = request.test().unwrap() {
+            return sizes;
+        }
+        // Completed requests must not be tested again, so only what is surely pending is.
+        other.progress();
+    }
+}
+
+/// Sends, trying again until it is granted.
+fn send<'a>(pair: &'a Pair, bytes: &mut [u8], tag: i32) -> &'a RequestHandle {
+    let start = Instant::now();
+    loop {
+        assert!(start.elapsed() < TIMEOUT, "not granted");
+        // SAFETY: the callers keep the bytes until the request is complete.
+        if let Some(request) = unsafe { pair.send.send(buffer(bytes), tag) }.unwrap() {
+            return request;
+        }
+        pair.recv.progress();
+    }
+}
+
+#[test]
+fn messages_arrive_in_the_receives_of_their_group() {
+    for has_thread in [false, true] {
+        let Some((one, other)) = nic_with(has_thread).zip(nic_with(has_thread)) else { return };
+        check_groups(&connect(&one, &other));
+    }
+}
+
+fn check_groups(pair: &Pair) {
+    for size in [0usize, 1, 100, 70_000, 5_000_000] {
+        let mut sent: [Vec<u8>; 3] = [1, 2, 3].map(|fill| vec![fill; size]);
+        let mut received: [Vec<u8>; 3] = [(); 3].map(|()| vec![0; size + 10]);
+        let [a, b, c] = &mut received;
+        let group = [(buffer(a), 10), (buffer(b), 20), (buffer(c), 10)];
+        // SAFETY: the buffers live until the requests are complete.
+        let recv = unsafe { pair.recv.receive(&group) }.unwrap().unwrap();
+        let [x, y, z] = &mut sent;
+        let sends = [send(pair, y, 20), send(pair, x, 10), send(pair, z, 10)];
+        // SAFETY: nothing is posted.
+        assert!(unsafe { pair.send.send(buffer(&mut [1]), 10) }.unwrap().is_none(), "not granted");
+        for request in sends {
+            assert_eq!(wait(request, recv)[0], size);
+        }
+        assert_eq!(wait(recv, sends[0])[..3], [size; 3]);
+        for (fill, received) in [1, 2, 3].into_iter().zip(&received) {
+            assert!(
+                received[..size].iter().all(|byte| *byte == fill) && received[size..] == [0; 10]
+            );
+        }
+    }
+}
+
+#[test]
+fn a_send_is_cut_to_the_size_of_its_receive() {
+    let Some((one, other)) = nic().zip(nic()) else { return };
+    let pair = connect(&one, &other);
+    let (mut sent, mut received) = ([7u8; 20], [0u8; 5]);
+    // SAFETY: the buffers live until the requests are complete.
+    let recv = unsafe { pair.recv.receive(&[(buffer(&mut received), 0)]) }.unwrap().unwrap();
+    let request = send(&pair, &mut sent, 0);
+    assert_eq!((wait(request, recv)[0], wait(recv, request)[0]), (5, 5));
+    assert_eq!(received, [7; 5]);
+}
+
+#[test]
+fn requests_are_limited_and_given_back() {
+    let Some((one, other)) = nic().zip(nic()) else { return };
+    let pair = connect(&one, &other);
+    let mut memory = [0u8; MAX_REQUESTS + 1];
+    for round in 0..3 {
+        let mut post = |at: usize| {
+            let bytes = buffer(&mut memory[at..=at]);
+            // SAFETY: the memory lives until the connections are closed.
+            unsafe { pair.recv.receive(&[(bytes, 0)]) }.unwrap()
+        };
+        let posted: Vec<_> = (0..MAX_REQUESTS).map(|at| post(at).unwrap()).collect();
+        assert!(post(MAX_REQUESTS).is_none());
+        for (at, recv) in posted.into_iter().enumerate() {
+            let mut byte = [round * 50 + at as u8];
+            let request = send(&pair, &mut byte, 0);
+            wait(request, recv);
+            wait(recv, request);
+            assert_eq!(memory[at], byte[0]);
+        }
+    }
+}
+
+#[test]
+fn memory_is_not_written_after_it_is_deregistered_or_the_connection_closed() {
+    for close in [false, true] {
+        let Some((one, other)) = nic().zip(nic()) else { return };
+        let pair = connect(&one, &other);
+        let mut received = vec![0u8; 100_000];
+        let registration = received.as_ptr() as usize;
+        // SAFETY: the memory is released before it is freed.
+        let recv = unsafe { pair.recv.receive(&[(buffer(&mut received), 0)]) }.unwrap().unwrap();
+        // Another registration is none of its business, also of the same memory.
+        pair.recv.deregister(Region::NONE, 1);
+        assert_eq!(recv.test(), Ok(TestResult::Pending));
+        if !close {
+            pair.recv.deregister(Region::NONE, registration);
+            let error = recv.test().unwrap_err();
+            assert!(error.contains("deregistered while it was in use"), "{error}");
+        }
+        let Pair { send: sender, recv: receiver } = pair;
+        if close {
+            drop(receiver);
+        }
+        let mut bytes = vec![9; 100_000];
+        // SAFETY: the memory lives until the connection is closed.
+        let sent = unsafe { sender.send(buffer(&mut bytes), 0) }.unwrap().is_some();
+        drop(sender);
+        assert!(received.iter().all(|byte| *byte == 0));
+        // The provider may not give up the send; the receiver's endpoint works all the same.
+        assert!(sent || !one.has_failed());
+        assert!(!other.has_failed() && other.is_retired());
+        exchange(&connect(&other, &nic().unwrap()));
+    }
+}
+
+/// Sends a message.
+fn exchange(pair: &Pair) {
+    let mut received = [0u8; 3];
+    // SAFETY: the buffer lives until the request is complete.
+    let recv = unsafe { pair.recv.receive(&[(buffer(&mut received), 5)]) }.unwrap().unwrap();
+    let request = send(pair, &mut [4, 5, 6], 5);
+    wait(request, recv);
+    wait(recv, request);
+    assert_eq!(received, [4, 5, 6]);
+}
+
+#[test]
+fn a_peer_that_ended_is_an_error() {
+    let Some((one, other)) = nic().zip(nic()) else { return };
+    let Pair { send, recv } = connect(&one, &other);
+    let mut memory = [0u8; 8];
+    // SAFETY: the memory lives until the connection is closed.
+    let request = unsafe { recv.receive(&[(buffer(&mut memory), 0)]) }.unwrap().unwrap();
+    drop(send);
+    let start = Instant::now();
+    let error = loop {
+        assert!(start.elapsed() < TIMEOUT, "no error");
+        match request.test() {
+            Ok(result) => assert_eq!(result, TestResult::Pending),
+            Err(error) => break error,
+        }
+    };
+    assert!(error.contains("the peer closed the connection or ended"), "{error}");
+    // SAFETY: as above.
+    let again = unsafe { recv.receive(&[(buffer(&mut memory), 0)]) };
+    assert!(again.is_err_and(|again| again == error));
+}
+
+#[test]
+fn strangers_are_not_accepted() {
+    use std::io::{Read as _, Write as _};
+    let Some((one, other)) = nic().zip(nic()) else { return };
+    let listener = Listener::new(other.clone()).unwrap();
+    let handle = listener.handle();
+    let mut garbage = std::net::TcpStream::connect(handle.address).unwrap();
+    garbage.write_all(&[0xff; 200]).unwrap();
+    let mut silent = std::net::TcpStream::connect(handle.address).unwrap();
+    let wrong = Handle { token: [0; 16], ..handle };
+    let connectors = Connectors::default();
+    let start = Instant::now();
+    // The listener closes the connection of a sender with a wrong token.
+    let error = loop {
+        assert!(start.elapsed() < TIMEOUT, "no error");
+        assert!(listener.accept().unwrap().is_none());
+        if let Err(error) = connectors.connect(|| Ok(one.clone()), 1, wrong) {
+            break error;
+        }
+    };
+    assert!(error.starts_with("cannot connect to 127.0.0.1:"), "{error}");
+    let (mut send, mut recv) = (None, None);
+    while send.is_none() || recv.is_none() {
+        assert!(start.elapsed() < TIMEOUT, "no connection");
+        send = send.or_else(|| connectors.connect(|| Ok(one.clone()), 1, handle).unwrap());
+        recv = recv.or_else(|| listener.accept().unwrap());
+    }
+    assert!(matches!(garbage.read(&mut [0; 8]), Ok(0) | Err(_)));
+    drop(listener);
+    assert!(matches!(silent.read(&mut [0; 8]), Ok(0) | Err(_)));
+}
+
+#[test]
+fn memory_of_a_process_is_flushed_by_reading_it() {
+    // As for memory of a GPU, with memory of the host.
+    let library = match crate::library::library() {
+        Ok(library) => library,
+        Err(why) => return println!("skipped: {why}"),
+    };
+    let query = crate::library::Query {
+        provider: Some("tcp"),
+        source: Some(LOCALHOST),
+        registration: true,
+        remote_read: true,
+        gpu_memory: false,
+    };
+    let Ok(infos) = library.infos(&query) else { return println!("skipped: no tcp provider") };
+    let (provider, domain) = infos.names()[0].clone();
+    let nic =
+        || Nic::flushing(infos.get(0).unwrap(), (&provider, &domain), options(false)).unwrap();
+    let pair = connect(&nic(), &nic());
+    let mut memory = vec![3u8; 4096];
+    let region = pair.recv.register_readable(Memory::host(memory.as_mut_ptr(), memory.len()));
+    let region = region.unwrap();
+    assert_ne!(region, Region::NONE);
+    let base = memory.as_mut_ptr();
+    // SAFETY: the offset is inside of the memory.
+    let flush = FlushBuffer { start: unsafe { base.add(100) }, region, base };
+    // SAFETY: the memory lives until the request is complete.
+    let request = unsafe { pair.recv.flush(flush) }.unwrap().unwrap();
+    wait(request, request);
+    pair.recv.deregister(region, base as usize);
+}

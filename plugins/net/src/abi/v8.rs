@@ -1,0 +1,91 @@
+//! Version 8: sizes of 32 bits.
+
+use std::ffi::{c_int, c_void};
+
+use regatta_plugin_abi::NcclResult;
+use regatta_plugin_abi::log::Logger;
+use regatta_plugin_abi::net::v8::{Net, Properties};
+use regatta_plugin_abi::net::{Object, Out};
+
+use super::{NAME, given, guard, size_of_int};
+
+/// The table that NCCL looks up.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals, reason = "NCCL's name")]
+pub static ncclNetPlugin_v8: Net = Net {
+    name: NAME,
+    init,
+    devices: super::devices,
+    get_properties,
+    listen: super::listen,
+    connect: super::connect,
+    accept: super::accept,
+    reg_mr: super::reg_mr,
+    reg_mr_dma_buf: Some(super::reg_mr_dma_buf),
+    dereg_mr: super::dereg_mr,
+    isend,
+    irecv,
+    iflush: super::iflush,
+    test: super::test,
+    close_send: super::close_connection,
+    close_recv: super::close_connection,
+    close_listen: super::close_listen,
+    get_device_mr: None,
+    irecv_consumed: None,
+};
+
+unsafe extern "C" fn init(logger: Logger) -> NcclResult {
+    super::init(logger)
+}
+
+unsafe extern "C" fn get_properties(device: c_int, into: *mut Properties) -> NcclResult {
+    guard(|| {
+        let from = super::properties(device)?;
+        // SAFETY: NULL, or valid for writes.
+        *given(unsafe { into.as_mut() }, "properties")? = Properties {
+            name: from.name,
+            pci_path: from.pci_path,
+            guid: from.guid,
+            pointer_support: from.pointer_support,
+            is_registration_global: from.is_registration_global,
+            speed: from.speed,
+            port: from.port,
+            latency: from.latency,
+            max_comms: from.max_comms,
+            max_recvs: from.max_recvs,
+            device_type: from.device_type,
+            device_version: from.device_version,
+        };
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn isend(
+    send: Object,
+    data: *mut c_void,
+    size: c_int,
+    tag: c_int,
+    registration: Object,
+    request: Out,
+) -> NcclResult {
+    match size_of_int(size) {
+        // SAFETY: by NCCL's contract.
+        Ok(size) => unsafe { super::isend(send, (data, size), tag, registration, request) },
+        Err(why) => guard(|| Err(why)),
+    }
+}
+
+unsafe extern "C" fn irecv(
+    recv: Object,
+    count: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut c_int,
+    tags: *mut c_int,
+    registrations: *mut Object,
+    request: Out,
+) -> NcclResult {
+    // SAFETY: the array has as many elements as the group.
+    let size = |index: usize| size_of_int(unsafe { super::element(sizes, index)? });
+    // SAFETY: by NCCL's contract.
+    unsafe { super::irecv(recv, count, data, size, (tags, registrations), request) }
+}
