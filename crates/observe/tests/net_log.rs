@@ -92,6 +92,66 @@ fn good_networks_have_no_findings() {
     }
 }
 
+/// Written after the messages of our plug-in and of NCCL 2.28.
+#[test]
+fn our_plugin_is_proven_with_provider_and_nics() {
+    let name = "nccl-2.28-regatta-cxi.log";
+    let report = judge_recorded(name);
+    assert_eq!((report.level, codes(&report)), (Level::Ok, Vec::new()));
+    assert_eq!(report.verdict, "2 ranks on 2 nodes use NET/Regatta (cxi) with GPUDirect RDMA");
+    for rank in &report.ranks {
+        let described = "Regatta (libfabric 1.22, provider cxi, API v11)";
+        assert_eq!(rank.plugin.describe().unwrap(), described);
+        let nics: Vec<_> = rank.transports.iter().map(|t| t.nic.as_deref().unwrap()).collect();
+        assert_eq!(nics, ["cxi0", "cxi0", "cxi1", "cxi1"]);
+    }
+    for met in ["cxi/GDRDMA", "cxi", "ofi", "Regatta", "regatta/GDRDMA"] {
+        assert!(is_satisfied(name, met), "{met}");
+    }
+    for unmet in ["efa", "ib", "socket"] {
+        assert!(!is_satisfied(name, unmet), "{unmet}");
+    }
+}
+
+#[test]
+fn our_plugin_over_tcp_is_named_with_its_provider_and_reason() {
+    let name = "nccl-2.28-regatta-tcp.log";
+    let report = judge_recorded(name);
+    assert!(report.verdict.ends_with("libfabric's provider is tcp"), "{}", report.verdict);
+    let fix = |code| finding(&report, code).fix.as_deref().unwrap();
+    assert!(fix("tcp-provider").starts_with("set REGATTA_FABRIC to"));
+    assert!(fix("gdr-off").contains("GPUDirect RDMA: no (tcp does not access memory of GPUs)"));
+    assert!(is_satisfied(name, "regatta") && !is_satisfied(name, "cxi"));
+    assert!(!is_satisfied(name, "ofi/GDRDMA"));
+}
+
+#[test]
+fn our_plugin_says_why_it_is_not_used() {
+    let name = "nccl-2.28-regatta-not-used.log";
+    let report = judge_recorded(name);
+    assert_eq!(report.level, Level::Failure);
+    assert_eq!(codes(&report), ["tcp-network", "plugin-not-used"]);
+    let unused = finding(&report, "plugin-not-used");
+    assert_eq!(
+        unused.message,
+        "NET/Regatta is not used on both ranks: libfabric.so.1 is not found"
+    );
+    for code in ["tcp-network", "plugin-not-used"] {
+        let fix = finding(&report, code).fix.as_deref().unwrap();
+        assert!(fix.contains("REGATTA_LIBFABRIC") && fix.contains("REGATTA_NET=require"), "{fix}");
+    }
+    assert!(!is_satisfied(name, "cxi") && is_satisfied(name, "socket"));
+    let off = recorded(name)
+        .replace("NCCL WARN NET/Regatta: not used: ", "NCCL INFO NET/Regatta: not used: ");
+    assert_eq!(codes(&judge(&off)), ["tcp-network", "plugin-not-used"], "disabled by the user");
+    // With InfiniBand of NCCL itself the job is as fast as without the plug-in.
+    let ib = recorded(name).replace("NET/Socket/0", "NET/IB/0/GDRDMA");
+    let ib = ib.replace("Using network Socket", "Using network IB");
+    let report = judge(&ib);
+    assert_eq!(report.level, Level::Ok, "{:?}", report.findings);
+    assert_eq!(codes(&report), ["plugin-not-used"]);
+}
+
 #[test]
 fn wrapped_channel_over_tcp_is_found() {
     let report = judge_recorded("frontier-without-plugin.log");

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use regatta_model::units::pluralize;
 
+use super::fabric_plugin;
 use super::interface::{self, InterfaceKind};
 use super::report::{
     Finding, Gdr, Level, NetReport, RankReport, describe_ranks, number_ranges, rank_list,
@@ -28,6 +29,7 @@ pub fn findings(report: &NetReport) -> Vec<Finding> {
     found.extend(tcp_network(report));
     found.extend(tcp_provider(report));
     found.extend(socket_interfaces(report));
+    found.extend(unused_plugin(report));
     found.extend(plugin(report));
     found.extend(gdr(report));
     found.extend(differing_ranks(report));
@@ -131,8 +133,12 @@ fn tcp_provider(report: &NetReport) -> Option<Finding> {
     let who = describe_ranks(&tcp, report.ranks.len());
     let s = s_of(tcp.len());
     let message = format!("{who} use{s} the plug-in over TCP: libfabric's provider is {provider}");
-    let fix = "set FI_PROVIDER to that of the network (cxi on Slingshot, efa on EFA, verbs on InfiniBand), \
-               and check with `fi_info -p NAME` that libfabric finds it on the nodes and in the container";
+    let is_ours = tcp.first()?.plugin.name.as_deref() == Some(fabric_plugin::NETWORK);
+    let variable = if is_ours { "REGATTA_FABRIC" } else { "FI_PROVIDER" };
+    let fix = format!(
+        "set {variable} to that of the network (cxi on Slingshot, efa on EFA, verbs on InfiniBand), \
+         and check with `fi_info -p NAME` that libfabric finds it on the nodes and in the container"
+    );
     Some(finding(level, "tcp-provider", message, fix).of(&tcp, report))
 }
 
@@ -186,6 +192,9 @@ pub fn network_fix(rank: &RankReport, report: &NetReport, wanted: Option<FastNet
     if let Some(setting) = forced_tcp(rank) {
         let name = setting.split('=').next().unwrap_or_default();
         return format!("unset {name}: {setting} makes NCCL use TCP");
+    }
+    if rank.plugin.not_used.is_some() {
+        return unused_plugin_fix();
     }
     if rank.plugin.failure.is_some() {
         return plugin_fix(rank);
@@ -311,10 +320,32 @@ fn interface_fix(rank: &RankReport) -> String {
     }
 }
 
+/// Our plug-in, where it leaves the network to NCCL.
+fn unused_plugin(report: &NetReport) -> Option<Finding> {
+    let unused = ranks_with(report, |rank| rank.plugin.not_used.is_some());
+    let reason = unused.first()?.plugin.not_used.as_deref()?;
+    let is_slow = unused.iter().any(|rank| uses_tcp(rank));
+    let level = if is_slow { Level::Failure } else { Level::Note };
+    let who = describe_ranks(&unused, report.ranks.len());
+    let name = fabric_plugin::NETWORK;
+    let message = format!("NET/{name} is not used on {who}: {reason}");
+    Some(finding(level, "plugin-not-used", message, unused_plugin_fix()).of(&unused, report))
+}
+
+/// How to get our plug-in used.
+fn unused_plugin_fix() -> String {
+    "make libfabric and the devices of its provider (/dev/cxi*, /dev/infiniband) visible to the job: \
+     REGATTA_LIBFABRIC is the path of the library, REGATTA_FABRIC the provider, `fi_info` lists those that \
+     libfabric finds; with REGATTA_NET=require the job ends instead of using NCCL's own transport"
+        .to_owned()
+}
+
 /// Plug-ins that failed, and plug-ins that were asked for but not found.
 fn plugin(report: &NetReport) -> Option<Finding> {
     let failed = ranks_with(report, |rank| {
-        rank.plugin.failure.is_some() && (uses_tcp(rank) || !rank.plugin.is_loaded())
+        rank.plugin.failure.is_some()
+            && rank.plugin.not_used.is_none()
+            && (uses_tcp(rank) || !rank.plugin.is_loaded())
     });
     if let Some(first) = failed.first() {
         let who = describe_ranks(&failed, report.ranks.len());

@@ -5,6 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use memchr::memmem;
 
+use super::fabric_plugin::{self, FabricUse};
 use super::message::{self, Message};
 use super::record::{self, Header, Level, Record};
 use super::transport::Direction;
@@ -119,6 +120,10 @@ pub struct PluginFacts {
     pub ofi: Option<String>,
     pub libfabric: Option<String>,
     pub provider: Option<String>,
+    /// Names of the NICs, by their number.
+    pub nics: Vec<String>,
+    /// Why our plug-in leaves the network to NCCL.
+    pub not_used: Option<String>,
 }
 
 /// A GPU of a process: usually its only one.
@@ -281,6 +286,10 @@ impl NetLog {
     }
 
     fn on_warning(&mut self, process: usize, text: &[u8]) {
+        if let Some(reason) = fabric_plugin::not_used(text) {
+            self.processes[process].plugin.not_used = Some(clip(reason));
+            return;
+        }
         let warnings = &mut self.processes[process].warnings;
         let text = clip(text);
         if warnings.len() < MAX_WARNINGS && !text.is_empty() && !warnings.contains(&text) {
@@ -497,6 +506,8 @@ impl Process {
             Message::OfiVersion(text) => self.plugin.ofi = Some(clip(text)),
             Message::LibfabricVersion(text) => self.plugin.libfabric = Some(clip(text)),
             Message::Provider(text) => self.plugin.provider = Some(clip(text)),
+            Message::Fabric(fabric) => self.set_fabric(&fabric),
+            Message::FabricNotUsed(reason) => self.plugin.not_used = Some(clip(reason)),
             Message::GdrDistance { enabled: false, text } => {
                 self.gdr_far.get_or_insert_with(|| clip(text));
             }
@@ -506,6 +517,15 @@ impl Process {
             | Message::Channel { .. }
             | Message::ChannelStart
             | Message::Nothing => {}
+        }
+    }
+
+    fn set_fabric(&mut self, fabric: &FabricUse<'_>) {
+        self.plugin.libfabric = fabric.libfabric.map(clip);
+        self.plugin.provider = Some(clip(fabric.provider));
+        self.plugin.nics = fabric.nics().take(MAX_LIST).map(clip).collect();
+        if let Some(gdr) = fabric.gdr.filter(|gdr| !gdr.starts_with(b"yes")) {
+            self.gdr_far.get_or_insert_with(|| format!("GPUDirect RDMA: {}", clip(gdr)));
         }
     }
 

@@ -3,6 +3,7 @@
 
 use memchr::memmem;
 
+use super::fabric_plugin::{self, FabricUse};
 use super::record::parse_u32;
 use super::transport::Direction;
 
@@ -49,6 +50,10 @@ pub enum Message<'a> {
     OfiVersion(&'a [u8]),
     LibfabricVersion(&'a [u8]),
     Provider(&'a [u8]),
+    /// What our plug-in uses of libfabric.
+    Fabric(FabricUse<'a>),
+    /// Why our plug-in is not used although it is loaded.
+    FabricNotUsed(&'a [u8]),
     /// Whether NIC and GPU are close enough for GPUDirect RDMA.
     GdrDistance {
         enabled: bool,
@@ -162,6 +167,12 @@ fn net(message: &[u8]) -> Option<Message<'_>> {
     }
     if let Some(rest) = after_name(message, "NET/OFI") {
         return ofi(rest);
+    }
+    if let Some(fabric) = fabric_plugin::parse(message) {
+        return Some(Message::Fabric(fabric));
+    }
+    if let Some(reason) = fabric_plugin::not_used(message) {
+        return Some(Message::FabricNotUsed(reason));
     }
     after_name(message, "NET/Plugin").map(net_plugin)
 }

@@ -4,6 +4,7 @@
 //! bounded amount of facts per rank. [`report`] judges them; [`Requirement`] says which network must be
 //! used.
 
+mod fabric_plugin;
 mod interface;
 mod judge;
 mod log;

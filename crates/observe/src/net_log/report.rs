@@ -7,6 +7,7 @@ use regatta_model::hostlist;
 use regatta_model::units::pluralize;
 use serde::{Deserialize, Serialize};
 
+use super::fabric_plugin;
 use super::judge;
 use super::log::{Device, NetLog, Process};
 use super::requirement::{Requirement, RequirementResult};
@@ -213,6 +214,12 @@ pub struct PluginReport {
     /// Why a plug-in that was found is not used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
+    /// Names of the NICs that the plug-in uses, by their number.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nics: Vec<String>,
+    /// Why our plug-in, which is loaded, leaves the network to NCCL.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_used: Option<String>,
 }
 
 impl PluginReport {
@@ -303,6 +310,8 @@ impl RankReport {
                 provider: plugin.provider.clone(),
                 not_found: plugin.not_found.clone(),
                 failure: plugin.failure.clone(),
+                nics: plugin.nics.clone(),
+                not_used: plugin.not_used.clone(),
             },
             gdr: Gdr::Unknown,
             connected: device.connected,
@@ -337,7 +346,11 @@ fn transports(rank: &RankReport, device: &Device) -> Vec<TransportReport> {
             "IB" => Some(&rank.ib_devices),
             _ => None,
         };
-        let nic = transport.device.and_then(|at| names?.get(&at).cloned());
+        let of_plugin = || match transport.name.as_str() {
+            fabric_plugin::NETWORK => rank.plugin.nics.get(transport.device? as usize).cloned(),
+            _ => None,
+        };
+        let nic = transport.device.and_then(|at| names?.get(&at).cloned()).or_else(of_plugin);
         TransportReport { transport, direction, channels, nic, line }
     };
     merged.into_iter().map(report).collect()

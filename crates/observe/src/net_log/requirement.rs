@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use super::fabric_plugin::NETWORK;
 use super::judge::{self, FastNetwork};
 use super::report::{Gdr, NetReport, RankReport, describe_ranks};
 
@@ -170,7 +171,9 @@ impl Requirement {
         match &self.network {
             RequiredNetwork::Ib => name == "ib" || name == "ibext" || name.starts_with("ibextv"),
             RequiredNetwork::Socket => name == "socket",
-            RequiredNetwork::Libfabric { .. } => name.contains("libfabric") || name == "ofi",
+            RequiredNetwork::Libfabric { .. } => {
+                name.contains("libfabric") || name == "ofi" || name == normalize(NETWORK)
+            }
             RequiredNetwork::Named(required) => name == *required,
         }
     }
