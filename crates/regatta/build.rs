@@ -7,15 +7,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Packages of the plug-ins, and cargo's names of their libraries.
-const PLUGINS: [(&str, &str); 2] = [
+const PLUGINS: [(&str, &str); 3] = [
+    ("regatta-net", "libnccl_net_regatta.so"),
     ("regatta-profiler", "libnccl_profiler_regatta.so"),
     ("regatta-tuner", "libnccl_tuner_regatta.so"),
 ];
 
 /// What the plug-ins are built from, relative to this package.
-const SOURCES: [&str; 5] = [
+const SOURCES: [&str; 6] = [
     "../../plugins",
     "../../crates/events",
+    "../../crates/fabric",
     "../../crates/nccl-tuning",
     "../../Cargo.lock",
     "../../Cargo.toml",

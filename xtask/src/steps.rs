@@ -38,7 +38,7 @@ fn check_plugins(binary: &Path) -> Result<()> {
     let output = install.args(["plugin", "install"]).arg(folder).output();
     let output = output.with_context(|| binary.display().to_string())?;
     ensure!(output.status.success(), "regatta plugin install failed");
-    let libraries = ["libnccl-profiler-regatta.so", "libnccl-tuner-regatta.so"];
+    let libraries = ["net", "profiler", "tuner"].map(|kind| format!("libnccl-{kind}-regatta.so"));
     libraries.iter().try_for_each(|library| glibc::check_symbols(&folder.join(library)))
 }
 

@@ -18,6 +18,7 @@ pub mod node_pool;
 pub mod port;
 mod proc_stat;
 pub mod process;
+pub mod rank_files;
 pub mod reaper;
 pub mod restart_backoff;
 pub mod run_folder;

@@ -29,7 +29,8 @@ use crate::commands::runs::{self, RunsArgs};
 use crate::commands::submit::{self, SubmitArgs};
 use crate::commands::train::{self, TrainArgs};
 use crate::options::{
-    JobArgs, NamedValue, ProfileArgs, RankEnvArgs, SourceArgs, at_least, one_of, positive,
+    JobArgs, NamedValue, NetPluginArgs, ProfileArgs, RankEnvArgs, SourceArgs, TunerArgs, at_least,
+    one_of, positive,
 };
 
 /// Style of errors.
@@ -197,6 +198,10 @@ Examples:
                                                 end at once if NCCL falls back to TCP
   salloc -N 16 regatta launch --profile --hang-timeout 600 python train.py
                                                 record collectives; name the rank that hangs
+  salloc -N 16 regatta launch --tuner tuning.txt python train.py
+                                                algorithms that `bench all --tune` has measured
+  salloc -N 16 regatta launch --net-plugin regatta --require-net cxi python train.py
+                                                NCCL over libfabric, without another plug-in
   salloc -N 18 regatta launch --preflight --spares 2 python train.py
                                                 check the nodes first, and replace bad ones
   srun $(regatta map -N 2 --format srun) regatta launch python train.py
@@ -331,6 +336,10 @@ pub struct LaunchArgs {
     pub require_net: Option<Requirement>,
     #[command(flatten)]
     pub profile: ProfileArgs,
+    #[command(flatten)]
+    pub tuner: TunerArgs,
+    #[command(flatten)]
+    pub net_plugin: NetPluginArgs,
     /// Check all nodes first, like `regatta doctor`: bad nodes are replaced by spares, and nothing is
     /// started without enough good ones
     #[arg(long, help_heading = "Nodes")]

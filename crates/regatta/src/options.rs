@@ -15,6 +15,7 @@ use regatta_model::{
 };
 use regatta_place::environment::Framework;
 use regatta_place::site_profile::PlacementDefaults;
+use serde::{Deserialize, Serialize};
 
 /// Upper bound on `--nodes`, to catch typing errors.
 pub const MAX_NODES: i64 = 1_000_000;
@@ -100,6 +101,42 @@ pub struct ProfileArgs {
     /// folder
     #[arg(long = "profile", value_name = "LEVEL", num_args = 0..=1, require_equals = true, default_missing_value = "network", value_parser = one_of(&LEVELS), help_heading = "Profile")]
     pub level: Option<Level>,
+}
+
+/// The tuner plug-in.
+#[derive(Debug, Default, Clone, Args)]
+pub struct TunerArgs {
+    /// Have NCCL or RCCL select algorithms and protocols from TABLE, which `regatta bench all --tune` has
+    /// written: all ranks load the tuner plug-in, and a copy of the table in the run folder
+    #[arg(id = "tuner", long = "tuner", value_name = "TABLE", help_heading = "NCCL plug-ins")]
+    pub table: Option<PathBuf>,
+}
+
+/// The network plug-in.
+#[derive(Debug, Default, Clone, Args)]
+pub struct NetPluginArgs {
+    /// Have NCCL or RCCL use this network plug-in on all ranks: `regatta`, the libfabric plug-in of this
+    /// program, or the path of a library
+    #[arg(id = "net_plugin", long = "net-plugin", value_name = "regatta|PATH", value_parser = NonEmptyStringValueParser::new().map(NetPlugin::from), help_heading = "NCCL plug-ins")]
+    pub library: Option<NetPlugin>,
+}
+
+/// A network plug-in of NCCL or RCCL.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NetPlugin {
+    /// The one that this program contains.
+    Regatta,
+    /// The library at this path.
+    Path(PathBuf),
+}
+
+impl From<String> for NetPlugin {
+    fn from(text: String) -> Self {
+        match text.as_str() {
+            "regatta" => Self::Regatta,
+            _ => Self::Path(text.into()),
+        }
+    }
 }
 
 /// The job's size and binding.

@@ -34,13 +34,33 @@ pub const TUNER: Plugin = Plugin {
     )),
 };
 
+/// The network over libfabric.
+pub const NET: Plugin = Plugin {
+    name: "libnccl-net-regatta.so",
+    compressed: include_bytes!(concat!(env!("REGATTA_PLUGINS"), "/libnccl_net_regatta.so.deflate")),
+};
+
+/// All plug-ins.
+const ALL: [Plugin; 3] = [PROFILER, TUNER, NET];
+
+/// The library of the plug-in with a file name.
+pub fn library(name: &str) -> Option<Vec<u8>> {
+    ALL.iter().find(|plugin| plugin.name == name)?.library().ok()
+}
+
 impl Plugin {
+    /// The library.
+    fn library(&self) -> Result<Vec<u8>> {
+        let damaged =
+            |error| anyhow!("this program is damaged: {} inside of it: {error}", self.name);
+        decompress_to_vec(self.compressed).map_err(damaged)
+    }
+
     /// Writes the library to a folder, which is created if missing, and returns its path. A process that
     /// has loaded an older one keeps it: the file is replaced, not changed.
     pub fn install(&self, folder: &Path) -> Result<PathBuf> {
         let name = self.name;
-        let damaged = |error| anyhow!("this program is damaged: {name} inside of it: {error}");
-        let library = decompress_to_vec(self.compressed).map_err(damaged)?;
+        let library = self.library()?;
         let path = folder.join(name);
         let part = folder.join(format!("{name}.{}", std::process::id()));
         let write = || -> io::Result<()> {

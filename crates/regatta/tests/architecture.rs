@@ -9,15 +9,16 @@ use std::path::{Path, PathBuf};
 const LIBRARIES: &str = "model discover doctor events place wire launch comm measure nccl-tuning observe predict device kernels-cpu kernels-cuda train";
 
 /// The crates of this workspace that each crate may depend on, outside of tests.
-const ALLOWED_DEPENDENCIES: [(&str, &str); 24] = [
+const ALLOWED_DEPENDENCIES: [(&str, &str); 27] = [
     ("crates/model", ""),
     ("crates/discover", "model"),
     ("crates/doctor", "model discover wire"),
     ("crates/events", ""),
+    ("crates/fabric", ""),
     ("crates/place", "model"),
     ("crates/wire", ""),
     ("crates/launch", "model discover place wire"),
-    ("crates/comm", "model wire events"),
+    ("crates/comm", "model wire events fabric plugin-abi"),
     ("crates/measure", "model comm"),
     ("crates/nccl-tuning", ""),
     ("crates/observe", "model events"),
@@ -29,6 +30,8 @@ const ALLOWED_DEPENDENCIES: [(&str, &str); 24] = [
     ("crates/train", "model comm device kernels-cpu predict"),
     ("crates/testbed", ""),
     ("plugins/abi", ""),
+    ("plugins/fake-net", "plugin-abi"),
+    ("plugins/net", "fabric plugin-abi"),
     ("plugins/profiler", "events plugin-abi"),
     ("plugins/tuner", "nccl-tuning plugin-abi"),
     ("crates/regatta", LIBRARIES),

@@ -77,6 +77,46 @@ fn results_are_printed_in_the_requested_format() {
 }
 
 #[test]
+fn collectives_are_measured_over_a_net_plugin() {
+    let folder = TempDir::new();
+    // Cargo builds it beside this program.
+    let plugin = std::env::current_exe().unwrap().with_file_name("libnccl_net_fake.so");
+    let words = format!("all -b 8 -e 64K -f 8 --ranks 2 -n 3 --net-plugin {}", plugin.display());
+    let table = run(&folder, &format!("{words} --run-dir newest")).ok();
+    assert_contains(&table, "# Transport: net plug-in: Fake (v11), 2 NICs: fake0, fake1");
+    let result = load_result(&folder, "newest/bench.json");
+    assert_complete_and_correct(&result, 9, 2);
+    assert_eq!(result.backend.as_deref(), Some("net-plugin"));
+    assert_eq!(result.versions["net-plugin"], "Fake (v11), 2 NICs: fake0, fake1");
+
+    let mut old = bench(&folder, &format!("{words} --run-dir old"));
+    run_command(old.env("REGATTA_NET_PLUGIN_VERSION", "8")).assert_ok("Fake (v8)");
+    let mut failing = bench(&folder, &format!("{words} --run-dir failing"));
+    let failed = run_command(failing.env("NCCL_NET_FAKE_FAIL", "listen"));
+    let expected = "cannot use the net plug-in: listen of the net plug-in Fake (v11) failed";
+    failed.assert_code(1).assert_stderr(expected);
+}
+
+/// The whole way: the plug-in of this program, libfabric, and both of its threads.
+#[test]
+fn collectives_are_measured_over_the_network_plugin_if_available() {
+    let folder = TempDir::new();
+    for provider in ["tcp", "shm"] {
+        let words = "all -b 8 -e 1M -f 64 --ranks 2 -n 2 --net-plugin regatta --run-dir run";
+        let mut command = bench(&folder, words);
+        command.env("REGATTA_FABRIC", provider).env("REGATTA_NET_THREADS", "2");
+        let output = run_command(command.env("NCCL_SOCKET_IFNAME", "lo"));
+        if output.code != Some(0) && output.err.contains("has no NIC on this node") {
+            println!("skipped: no {provider}: {}", output.err);
+            continue;
+        }
+        output.assert_ok("# Transport: net plug-in: Regatta (v11), 1 NIC: ");
+        assert_complete_and_correct(&load_result(&folder, "run/bench.json"), 9, 2);
+        std::fs::remove_dir_all(folder.join("run")).unwrap();
+    }
+}
+
+#[test]
 fn only_rank_0_of_a_launched_job_prints() {
     let folder = TempDir::new();
     let words = "bench all-reduce -J own.json -b 8 -e 64 -f 8 -n 3";

@@ -78,17 +78,19 @@ fn plugin_is_installed_with_the_variables_that_load_it() {
     let folder = TempDir::new();
     let text = run_in(&folder, "plugin install lib").ok();
     let lib = folder.join("lib");
-    let [profiler, tuner] = [LIBRARY, "libnccl-tuner-regatta.so"].map(|name| lib.join(name));
+    let names = [LIBRARY, "libnccl-tuner-regatta.so", "libnccl-net-regatta.so"];
+    let [profiler, tuner, net] = names.map(|name| lib.join(name));
     let exports: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
     let expected = [
         format!("export NCCL_PROFILER_PLUGIN={}", profiler.display()),
         "export REGATTA_PROFILE=\"$PWD/comms\"".to_owned(),
         format!("export NCCL_TUNER_PLUGIN={}", tuner.display()),
         "export REGATTA_TUNER=\"$PWD/tuning.txt\"".to_owned(),
+        format!("export NCCL_NET_PLUGIN={}", net.display()),
     ];
     assert_eq!(exports, expected);
     assert_eq!(folder.names(), ["lib"]);
-    for library in [profiler, tuner] {
+    for library in [profiler, tuner, net] {
         assert!(std::fs::read(library).unwrap().starts_with(b"\x7fELF"));
     }
     run_in(&folder, "plugin install /dev/null/lib").assert_error("cannot write /dev/null/lib");

@@ -28,6 +28,8 @@ fn reports_have_verdict_groups_plugin_and_fixes() {
         "rccl-2.21-cxi-gdr-off",
         "rccl-2.30-one-rank-differs",
         "nccl-2.24-efa",
+        "nccl-2.28-regatta-cxi",
+        "nccl-2.28-regatta-not-used",
     ] {
         golden(&format!("net-log-{name}.txt"), &net_log("", name).ok());
     }
@@ -36,6 +38,11 @@ fn reports_have_verdict_groups_plugin_and_fixes() {
 #[test]
 fn required_network_decides_the_exit_status() {
     net_log("--require efa/GDRDMA", "nccl-2.24-efa").assert_ok("required efa/GDRDMA: all ranks");
+    let ours = net_log("--require cxi/GDRDMA", "nccl-2.28-regatta-cxi");
+    ours.assert_ok("required cxi/GDRDMA: all ranks");
+    let failed = net_log("--require cxi/GDRDMA", "nccl-2.28-regatta-not-used").assert_code(1);
+    assert!(failed.out.contains("required cxi/GDRDMA: both ranks: NET/Socket, not cxi/GDRDMA"));
+    assert!(failed.out.contains("fix: make libfabric and the devices of its provider"));
     let failed = net_log("--require cxi", "nccl-2.28-plugin-broken").assert_code(1);
     assert!(failed.out.contains("required cxi: both ranks: NET/Socket, not cxi"));
     assert!(failed.out.contains("fix: the plug-in needs a library that is missing"));

@@ -273,3 +273,21 @@ fn without_a_path_the_environment_selects() {
     let wrong = [("NCCL_PROFILER_PLUGIN", &*format!("{dir}/newer.so"))];
     failed("2.28", &wrong, "newer.so exports no profiler plug-in");
 }
+
+/// None needs a vendor's library: libfabric is opened when NCCL initialises the network plug-in.
+#[test]
+fn installed_plugins_of_this_program_load_and_are_used() {
+    let folder = TempDir::new();
+    let mut install = command();
+    run_command(install.args(["plugin", "install", "."]).current_dir(folder.path())).ok();
+    let kinds =
+        [("profiler", vec![3, 4, 5, 6]), ("tuner", vec![3, 4, 5]), ("net", vec![8, 9, 10, 11])];
+    for (kind, versions) in kinds {
+        let (library, code) = report(&folder, &[&format!("./libnccl-{kind}-regatta.so")]);
+        assert_eq!(code, 0, "{library}");
+        assert_eq!(library["interfaces"][0]["kind"], kind);
+        assert_eq!(library["interfaces"][0]["versions"], Value::from(versions));
+        assert_eq!(library["interfaces"][0]["name"], "Regatta");
+        assert!(!library["dependencies"].to_string().contains("fabric"), "{library}");
+    }
+}

@@ -148,9 +148,26 @@ fn errors_name_the_option() {
     let profile = dry_run(&folder, "--system lumi-g -A a --profile -- ./a").ok();
     assert_contains(profile, "launch --site lumi-g --profile=network --run-dir");
     let aurora = "--system aurora -A a -q debug -t 1h --profile=steps -- ./a";
-    assert_contains(error(aurora), "for oneCCL, which loads no profiler plug-in");
+    assert_contains(error(aurora), "for oneCCL, which loads no plug-in of NCCL; remove --profile");
     let profile = "--system lumi-g -A a --profile -- regatta train";
     assert_contains(error(profile), "--profile is for programs");
+    let damaged = "--system lumi-g -A a --tuner damaged.txt -- ./a";
+    std::fs::write(folder.join("damaged.txt"), "no table").unwrap();
+    assert_contains(error(damaged), "--tuner damaged.txt: line 1: not a tuning table");
+    std::fs::write(folder.join("tuning.txt"), "regatta-nccl-tuning 1\n").unwrap();
+    let plugins = "--system lumi-g -A a --tuner tuning.txt --net-plugin lib.so -- ./a";
+    let path = |name: &str| folder.join(name).display().to_string();
+    let options = format!("--tuner {} --net-plugin {} ", path("tuning.txt"), path("lib.so"));
+    assert_contains(dry_run(&folder, plugins).ok(), &*options);
+    let built_in = dry_run(&folder, "--system lumi-g -A a --net-plugin regatta -- ./a").ok();
+    assert_contains(built_in, "launch --site lumi-g --net-plugin regatta --run-dir");
+    for option in ["--tuner tuning.txt", "--net-plugin regatta"] {
+        let name = option.split(' ').next().unwrap();
+        let train = format!("--system lumi-g -A a {option} -- regatta train");
+        assert_contains(error(&train), &*format!("{name} is for programs"));
+        let aurora = format!("--system aurora -A a -q debug -t 1h {option} -- ./a");
+        assert_contains(error(&aurora), &*format!("no plug-in of NCCL; remove {name}"));
+    }
     run_line("submit -t 30 -- ./a").assert_usage_error("invalid value '30' for '--time <LIMIT>'");
     let missing = run_line("submit --dry-run").assert_code(2);
     assert_contains(missing.err, "COMMAND");

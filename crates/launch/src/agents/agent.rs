@@ -17,6 +17,7 @@ use crate::cpu_binding;
 use crate::event_queue::Notify;
 use crate::local::{LocalOptions, LocalWorkers};
 use crate::process::RankSpec;
+use crate::rank_files::{BuiltInFile, NodeFiles, RankFile, RankFileError};
 use crate::reaper;
 use crate::run_folder::LogFolder;
 use crate::secret_file::{self, SecretFile, SecretFileError};
@@ -55,14 +56,25 @@ pub type Resolve<'a> = &'a dyn Fn(&str) -> Vec<IpAddr>;
 /// Adapts ranks to a node that does not see the run folder. Returns a warning for the user.
 pub type AdaptRanks<'a> = &'a dyn Fn(&mut [RankSpec]) -> Option<String>;
 
+/// What the program of the agent does for a node.
+#[derive(Clone, Copy)]
+pub struct NodeHooks<'a> {
+    /// Resolves host names.
+    pub resolve: Resolve<'a>,
+    /// Adapts ranks to a node that does not see the run folder.
+    pub without_run_folder: AdaptRanks<'a>,
+    /// Finds the files that the program contains.
+    pub built_in_file: BuiltInFile<'a>,
+}
+
 struct Agent<'a> {
     bootstrap: &'a BootstrapDocument,
     hosts: Vec<String>,
-    resolve: Resolve<'a>,
-    without_run_folder: AdaptRanks<'a>,
+    hooks: NodeHooks<'a>,
     net: Reactor,
     state: AgentState<ConnId>,
     workers: Option<LocalWorkers>,
+    files: NodeFiles,
     /// The file with the ranks' secret.
     secret: Result<SecretFile, SecretFileError>,
     notify: Notify,
@@ -82,8 +94,7 @@ struct ConnectAttempt {
 pub fn run(
     bootstrap: &BootstrapDocument,
     registration: Registration,
-    resolve: Resolve,
-    without_run_folder: AdaptRanks,
+    hooks: NodeHooks<'_>,
     signals: &mut SignalCatcher,
 ) -> Result<(), AgentError> {
     let hosts = bootstrap.hosts()?;
@@ -100,11 +111,11 @@ pub fn run(
     let mut agent = Agent {
         bootstrap,
         hosts,
-        resolve,
-        without_run_folder,
+        hooks,
         net,
         state,
         workers: None,
+        files: NodeFiles::default(),
         secret,
         notify,
         attempt: None,
@@ -233,7 +244,7 @@ impl Agent<'_> {
         let Parent::Node(node) = parent else {
             return self.bootstrap.root.iter().copied().collect();
         };
-        let addresses = self.hosts.get(node as usize).map(|host| (self.resolve)(host));
+        let addresses = self.hosts.get(node as usize).map(|host| (self.hooks.resolve)(host));
         let addresses = addresses.unwrap_or_default();
         let with_port = |&port| addresses.iter().map(move |&ip| SocketAddr::new(ip, port));
         self.bootstrap.ports.iter().flat_map(with_port).collect()
@@ -277,9 +288,12 @@ impl Agent<'_> {
         };
         let mut specs = launch.specs();
         if options.logs.is_none()
-            && let Some(warning) = (self.without_run_folder)(&mut specs)
+            && let Some(warning) = (self.hooks.without_run_folder)(&mut specs)
         {
             self.warn(&warning);
+        }
+        if let Err(error) = self.provide_files(&launch.files, &mut specs) {
+            return self.fail_start(launch, &error.to_string());
         }
         // Ranks with a channel are of this program, which has no code caches.
         if launch.input.is_none() {
@@ -305,6 +319,25 @@ impl Agent<'_> {
             Ok(workers) => self.workers = Some(workers),
             Err(error) => self.fail_start(launch, &error.to_string()),
         }
+    }
+
+    /// Makes sure that the ranks find their files.
+    fn provide_files(
+        &mut self,
+        files: &[RankFile],
+        specs: &mut [RankSpec],
+    ) -> Result<(), RankFileError> {
+        let parent = std::env::temp_dir();
+        let copied = self.files.provide(files, specs, &parent, self.hooks.built_in_file)?;
+        if !copied.is_empty() {
+            // Without the host, so that the same note of all nodes is shown once.
+            let note = format!(
+                "nodes that do not see the run folder use copies in their TMPDIR: {}",
+                copied.join(", ")
+            );
+            self.handle(AgentInput::Ranks(JobEvent::Warning(note)));
+        }
+        Ok(())
     }
 
     fn fail_start(&mut self, launch: &NodeLaunch, why: &str) {

@@ -57,7 +57,7 @@ pub enum AgentOutput<C> {
     /// Send to a child.
     Downstream(C, Downstream),
     /// Start these ranks.
-    Start(NodeLaunch),
+    Start(Box<NodeLaunch>),
     /// Apply this command to the ranks.
     Control(RankControl),
     /// Exit.

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::cpu_binding::Binding;
 use crate::lines::MergedLine;
 use crate::process::{EnvSetting, RankSpec};
+use crate::rank_files::RankFile;
 use crate::worker_group::RankControl;
 
 /// From agents towards the coordinator.
@@ -77,7 +78,7 @@ pub enum RankEvent {
 #[allow(missing_docs, reason = "the variants explain the fields")]
 pub enum Downstream {
     /// Start ranks on a node.
-    Start { node: u32, launch: NodeLaunch },
+    Start { node: u32, launch: Box<NodeLaunch> },
     /// A command to all ranks of all nodes.
     Broadcast(RankControl),
     /// Resend the events of an attempt, which may be lost, and the registration if requested.
@@ -103,6 +104,8 @@ pub struct NodeLaunch {
     pub env_remove_prefixes: Vec<String>,
     /// Environment of all ranks of the job.
     pub common_env: Vec<EnvSetting>,
+    /// Files that all ranks of the job must find.
+    pub files: Vec<RankFile>,
     /// Directory of the ranks' code caches, which the agent creates.
     pub cache_dir: String,
     /// Payload of the input frame of the ranks' channels; `None`: the ranks have no channels.
@@ -215,7 +218,7 @@ mod tests {
             cwd: OsString::from_vec(b"/a\xffb".to_vec()),
             ..NodeLaunch::default()
         };
-        let message = Downstream::Start { node: 0, launch };
+        let message = Downstream::Start { node: 0, launch: Box::new(launch) };
         assert_eq!(decode::<Downstream>(&encode(&message).unwrap()).unwrap(), message);
     }
 

@@ -125,6 +125,7 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
             self.update_pending(node);
             match self.routes.next_hop(node) {
                 Some(conn) => {
+                    let launch = Box::new(launch);
                     out.push(TableOutput::Downstream(conn, Downstream::Start { node, launch }));
                 }
                 // It was lost just now and does not know of its ranks.

@@ -2,8 +2,8 @@
 //! scheduler does not support.
 
 use super::{
-    BatchDirective, BatchError, BatchJob, BatchScheduler, CHECK_NET, PROFILE, REQUIRE_NET,
-    Requirement, RunDir, body, mpiexec, site_title,
+    BatchDirective, BatchError, BatchJob, BatchScheduler, CHECK_NET, NET_PLUGIN, PROFILE,
+    REQUIRE_NET, Requirement, RunDir, TUNER, body, mpiexec, site_title,
 };
 use crate::site_profile::Profile;
 
@@ -42,13 +42,10 @@ pub(super) fn check(
             fix: "remove --check-net and --require-net",
         });
     }
-    let is_profiled = job.launch_options.iter().any(|option| option.starts_with(PROFILE));
-    if is_profiled && mpiexec::is_needed(scheduler, job, site) {
-        return Err(BatchError::Unsupported {
-            scheduler,
-            what: "starts the ranks by mpiexec at this site, for oneCCL, which loads no profiler plug-in",
-            fix: "remove --profile",
-        });
+    if let Some(option) = plugin_option(job)
+        && mpiexec::is_needed(scheduler, job, site)
+    {
+        return Err(BatchError::PluginForOneCcl { scheduler, option });
     }
     let is_flux_directive = |line: &str| {
         let tag = line.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
@@ -61,6 +58,20 @@ pub(super) fn check(
         }
         _ => Ok(()),
     }
+}
+
+/// The first option that loads a plug-in of NCCL.
+fn plugin_option(job: &BatchJob) -> Option<&'static str> {
+    let is_given = |name: &&str| {
+        let with_value = |option: &str| option.strip_prefix(*name).is_some_and(is_value);
+        job.launch_options.iter().any(|option| with_value(option))
+    };
+    [PROFILE, TUNER, NET_PLUGIN].into_iter().find(is_given)
+}
+
+/// Whether the rest of an option is empty or a value.
+fn is_value(rest: &str) -> bool {
+    rest.is_empty() || rest.starts_with('=')
 }
 
 fn check_array(scheduler: BatchScheduler, job: &BatchJob) -> Result<(), BatchError> {

@@ -30,6 +30,10 @@ pub const CHECK_NET: &str = "--check-net";
 pub const REQUIRE_NET: &str = "--require-net";
 /// Option of `regatta launch` that loads NCCL's profiler plug-in.
 pub const PROFILE: &str = "--profile";
+/// Option of `regatta launch` that loads NCCL's tuner plug-in.
+pub const TUNER: &str = "--tuner";
+/// Option of `regatta launch` that loads a network plug-in of NCCL.
+pub const NET_PLUGIN: &str = "--net-plugin";
 
 /// A scheduler with batch scripts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -177,6 +181,12 @@ pub enum BatchError {
     /// Not supported by the scheduler.
     #[error("{scheduler} {what}; {fix}")]
     Unsupported { scheduler: BatchScheduler, what: &'static str, fix: &'static str },
+    /// A plug-in of NCCL, for ranks that do not use NCCL.
+    #[error(
+        "{scheduler} starts the ranks by mpiexec at this site, for oneCCL, which loads no plug-in of \
+         NCCL; remove {option}"
+    )]
+    PluginForOneCcl { scheduler: BatchScheduler, option: &'static str },
     /// All tasks of an array would write to one run folder.
     #[error(
         "--array: every task would write to the run folder {0}, which the command names; remove its \

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use regatta_comm::bootstrap::host_name;
 use regatta_discover::allocation::{self, DetectionInputs};
 use regatta_discover::{Env, Sysroot};
+use regatta_launch::agents::agent::NodeHooks;
 use regatta_launch::agents::bootstrap_document::BootstrapDocument;
 use regatta_launch::agents::message::Registration;
 use regatta_launch::agents::{self, agent};
@@ -19,7 +20,7 @@ use regatta_place::{gpu_visibility, rendezvous};
 
 use crate::cli::AgentArgs;
 use crate::commands::launch::profile;
-use crate::{output, system};
+use crate::{output, plugins, system};
 
 /// Maximum size of a boot document, in bytes.
 const MAX_BOOT: u64 = 64 << 20;
@@ -46,7 +47,12 @@ pub fn run(args: &AgentArgs) -> Result<()> {
     let reserved = port::reserve(ports.skip(8));
     let port = reserved.as_ref().map(|port| port.port());
     let registration = Registration { node, machine: document::to_json_line(&machine)?, port };
-    agent::run(&boot, registration, &system::resolve, &profile::record_on_node, &mut signals)
+    let hooks = NodeHooks {
+        resolve: &system::resolve,
+        without_run_folder: &profile::record_on_node,
+        built_in_file: &plugins::library,
+    };
+    agent::run(&boot, registration, hooks, &mut signals)
         .with_context(|| format!("agent on {}", machine.host))
 }
 

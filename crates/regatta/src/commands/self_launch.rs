@@ -12,6 +12,7 @@ use regatta_model::units::pluralize;
 
 use super::rank_worker::{self, RankRequest, RankTask};
 use crate::cli::{Cli, Command, LaunchArgs};
+use crate::options::NetPlugin;
 use crate::output;
 use crate::plan::Discovery;
 
@@ -32,6 +33,10 @@ pub struct LaunchRequest<'a> {
     pub gpus: bool,
     /// What is recorded of the ranks' collectives.
     pub profile: Option<Level>,
+    /// Table of NCCL's tuner plug-in.
+    pub tuner: Option<PathBuf>,
+    /// NCCL's network plug-in.
+    pub net_plugin: Option<NetPlugin>,
     /// The user's options for `regatta launch` (`--launch`).
     pub user_options: Option<&'a str>,
 }
@@ -62,6 +67,8 @@ impl LaunchRequest<'_> {
         merge("--ranks-per-node", &mut args.job.ranks_per_node, self.ranks_per_node)?;
         merge("--run-dir", &mut args.run_dir, Some(self.run_dir.clone()))?;
         merge("--profile", &mut args.profile.level, self.profile)?;
+        merge("--tuner", &mut args.tuner.table, self.tuner.clone())?;
+        merge("--net-plugin", &mut args.net_plugin.library, self.net_plugin.clone())?;
         args.job.no_gpus |= !self.gpus;
         // An explicit rank count may exceed the cores.
         args.job.oversubscribe = true;

@@ -16,6 +16,7 @@ mod mpi_launchers;
 mod multi_node;
 mod net_check;
 mod parallel_layouts;
+mod plugins;
 mod profile;
 mod scancel;
 mod slurm;

@@ -21,6 +21,7 @@ mod faults;
 mod harness;
 mod layouts;
 mod libraries;
+mod nccl_plugins;
 mod offload;
 mod overlap;
 mod profiler;

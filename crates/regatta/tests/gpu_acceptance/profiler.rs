@@ -18,6 +18,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("fsdp2.py", include_str!("programs/fsdp2.py")),
     ("collectives.py", include_str!("programs/collectives.py")),
     ("graph.py", include_str!("programs/graph.py")),
+    ("verify.py", include_str!("programs/verify.py")),
     ("stopped_rank.py", include_str!("programs/stopped_rank.py")),
     ("step_time.py", include_str!("programs/step_time.py")),
     ("flight_recorder.py", include_str!("programs/flight_recorder.py")),
@@ -31,7 +32,7 @@ const ROWS: &[(&str, usize)] =
     &[("ddp.py", 2), ("fsdp2.py", 2), ("fsdp2.py", 4), ("collectives.py", 3)];
 
 /// A harness with the programs in its folder, and the Python interpreter with PyTorch.
-fn harness() -> Option<(Harness, String)> {
+pub fn harness() -> Option<(Harness, String)> {
     let harness = Harness::gpu_or_skip()?;
     let python = std::env::var("REGATTA_TEST_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let torch = Command::new(&python).args(["-c", "import torch"]).output();
@@ -46,7 +47,7 @@ fn harness() -> Option<(Harness, String)> {
 }
 
 /// `regatta launch` of ranks that share the GPU.
-fn launch(harness: &Harness, ranks: usize, options: &str, command: &str) -> Command {
+pub fn launch(harness: &Harness, ranks: usize, options: &str, command: &str) -> Command {
     let share = "--no-gpus --oversubscribe --wrap 'env NCCL_HOSTID={rank}'";
     harness.regatta(&format!("launch -n {ranks} {share} {options} -- {command}"))
 }

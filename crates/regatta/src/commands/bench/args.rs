@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::builder::{NonEmptyStringValueParser, TypedValueParser as _};
+use clap::{Args, Subcommand};
 use regatta_measure::baseline::Tolerance;
 use regatta_measure::collectives::parse_size;
 use regatta_model::Operation;
@@ -10,10 +11,11 @@ use regatta_nccl_tuning::fit::MIN_ROUNDS;
 use regatta_nccl_tuning::table::MAX_CHANNELS;
 use serde::{Deserialize, Serialize};
 
+pub use super::backend_choice::Backend;
 use super::child_run::ChildArgs;
 use super::file_args::{CompareArgs, ReadArgs};
 use super::nccl_tests_args::{IterationArgs, SizeArgs};
-use crate::options::{ProfileArgs, positive};
+use crate::options::{NetPlugin, ProfileArgs, TunerArgs, positive};
 
 /// `regatta bench`.
 #[derive(Debug, Args)]
@@ -94,6 +96,15 @@ impl BenchCommand {
         Some((vec![operation], args))
     }
 
+    /// Which ranks to launch; `None` for subcommands that do not measure.
+    pub fn ranks_mut(&mut self) -> Option<&mut BenchRankArgs> {
+        match self {
+            Self::Gemm(args) | Self::Copy(args) => Some(&mut args.ranks),
+            Self::Disk(args) => Some(&mut args.roofline.ranks),
+            other => other.collective_mut().map(|args| &mut args.ranks),
+        }
+    }
+
     /// Mutable arguments of a collective benchmark.
     pub fn collective_mut(&mut self) -> Option<&mut CollectiveArgs> {
         match self {
@@ -118,24 +129,6 @@ const ALL: [Operation; 9] = [
     Operation::Scatter,
     Operation::SendRecv,
 ];
-
-/// Transport or library under test.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-pub enum Backend {
-    /// NCCL or RCCL if every rank has a GPU and the library, else host
-    Auto,
-    /// Host memory: shared memory within a node (REGATTA_CMA=0: without cross memory attach), the
-    /// network between nodes
-    Host,
-    /// Host memory over TCP, also within a node
-    Tcp,
-    /// Host memory over libfabric, also within a node; REGATTA_FABRIC selects the provider
-    Libfabric,
-    /// NCCL on NVIDIA GPUs
-    Nccl,
-    /// RCCL on AMD GPUs
-    Rccl,
-}
 
 /// Arguments of a collective benchmark.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
@@ -193,8 +186,8 @@ pub struct ModeArgs {
     /// Benchmark all algorithms of all collectives over the network and write a tuning table to
     /// FILE, used by ranks with REGATTA_TUNING=FILE; -b, -e, -f, -i and -n set sizes and iterations.
     /// With --backend nccl or rccl: every algorithm and protocol of the library for these
-    /// collectives, for the tuner plug-in (REGATTA_TUNER=FILE); rows of other rank counts are kept
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["sweep", "scan", "pairs", "baseline", "spread", "plot", "out"])]
+    /// collectives, for `regatta launch --tuner FILE`; rows of other rank counts are kept
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["sweep", "scan", "pairs", "baseline", "spread", "plot", "out", "tuner"])]
     pub tune: Option<PathBuf>,
     /// With --tune --backend nccl: number of rounds, in each of which NCCL's default and every
     /// alternative are measured once
@@ -248,6 +241,11 @@ pub struct BenchRankArgs {
     /// Transport or library to benchmark
     #[arg(long, value_enum, default_value = "auto", help_heading = "Communication")]
     pub backend: Backend,
+    /// Benchmark this network plug-in of NCCL, without a GPU and without NCCL (backend net-plugin); with
+    /// --backend nccl or rccl, have the library use it: `regatta`, the libfabric plug-in of this program,
+    /// or the path of a library
+    #[arg(long, value_name = "regatta|PATH", value_parser = NonEmptyStringValueParser::new().map(NetPlugin::from), help_heading = "Communication")]
+    pub net_plugin: Option<NetPlugin>,
     /// Number of ranks [default: one per GPU, or one per core of this machine (2 to 8)]
     #[arg(long, value_name = "COUNT", value_parser = positive())]
     pub ranks: Option<u32>,
@@ -270,6 +268,9 @@ pub struct BenchRankArgs {
     #[command(flatten)]
     #[serde(skip)]
     pub profile: ProfileArgs,
+    #[command(flatten)]
+    #[serde(skip)]
+    pub tuner: TunerArgs,
     /// Additional options for `regatta launch`, e.g. '--launcher ssh --start-timeout 60'
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
     pub launch: Option<String>,

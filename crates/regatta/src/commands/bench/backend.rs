@@ -12,7 +12,8 @@ use regatta_comm::nccl::{self, Vendor};
 use regatta_comm::{Collectives, Comm, hierarchical};
 use regatta_model::units;
 
-use super::args::Backend;
+use super::args::{Backend, BenchRankArgs};
+use super::net_plugin;
 use crate::commands::rank_worker::note_unrecorded;
 
 /// A communicator over a backend.
@@ -26,17 +27,15 @@ pub struct Connection {
 }
 
 /// Connects this rank.
-pub fn connect(backend: Backend, timeout: Option<u64>) -> Result<Connection> {
-    let mut settings = settings(timeout)?;
+pub fn connect(ranks: &BenchRankArgs, timeout: Option<u64>) -> Result<Connection> {
+    let settings = settings(ranks, timeout)?;
     let in_memory = |comm, name| Connection { comm, name, device: None, version: None };
     let limits = (settings.local_rank, settings.desync_after);
-    let connection = match backend {
+    let connection = match ranks.backend {
         Backend::Host => in_memory(hierarchical::join(settings)?, "host"),
-        Backend::Tcp => {
-            settings.fabric = ProviderChoice::Tcp;
-            in_memory(bootstrap::join(settings)?, "tcp")
-        }
+        Backend::Tcp => in_memory(bootstrap::join(settings)?, "tcp"),
         Backend::Libfabric => libfabric(settings)?,
+        Backend::NetPlugin => over_net_plugin(settings)?,
         Backend::Nccl => over_nccl(bootstrap::join(settings)?, Vendor::Nvidia, limits)?,
         Backend::Rccl => over_nccl(bootstrap::join(settings)?, Vendor::Amd, limits)?,
         Backend::Auto => {
@@ -52,12 +51,26 @@ pub fn connect(backend: Backend, timeout: Option<u64>) -> Result<Connection> {
 }
 
 /// Communicator settings from the environment; `timeout` overrides the call timeout.
-pub fn settings(timeout: Option<u64>) -> Result<BootstrapConfig> {
+pub fn settings(ranks: &BenchRankArgs, timeout: Option<u64>) -> Result<BootstrapConfig> {
     let mut settings = BootstrapConfig::from_env()?;
     if let Some(seconds) = timeout {
         settings.desync_after = Duration::from_secs(seconds);
     }
+    match ranks.backend {
+        Backend::NetPlugin => settings.net_plugin = Some(net_plugin::of_rank(ranks)?),
+        Backend::Tcp => (settings.fabric, settings.net_plugin) = (ProviderChoice::Tcp, None),
+        Backend::Libfabric => settings.net_plugin = None,
+        Backend::Auto | Backend::Host | Backend::Nccl | Backend::Rccl => {}
+    }
     Ok(settings)
+}
+
+/// All ranks over the plug-in, also those of a node.
+fn over_net_plugin(settings: BootstrapConfig) -> Result<Connection> {
+    let engine = bootstrap::engine(settings)?;
+    let plugin = engine.transport_name().trim_start_matches("net plug-in: ").to_owned();
+    let comm = Communicator::recorded(Box::new(engine));
+    Ok(Connection { comm, name: "net-plugin", device: None, version: Some(plugin) })
 }
 
 fn libfabric(settings: BootstrapConfig) -> Result<Connection> {

@@ -3,6 +3,7 @@
 
 pub mod args;
 mod backend;
+mod backend_choice;
 mod baseline;
 pub mod child_run;
 mod file_args;
@@ -10,6 +11,7 @@ mod files;
 mod metadata;
 pub mod multi_run;
 mod nccl_tests_args;
+mod net_plugin;
 mod options;
 mod parent;
 mod plot;
@@ -33,6 +35,9 @@ use super::self_launch::is_rank;
 pub fn run(mut args: BenchArgs) -> Result<ExitCode> {
     if let Some(args) = args.command.collective_mut() {
         child_run::apply(args);
+    }
+    if let Some(ranks) = args.command.ranks_mut() {
+        net_plugin::apply(ranks, is_rank("bench")?)?;
     }
     match &args.command {
         BenchCommand::Compare(args) => files::compare(args)?,

@@ -8,6 +8,7 @@ use regatta_comm::nccl::{self, Vendor};
 
 use super::args::{Backend, BenchCommand, BenchRankArgs};
 use super::child_run::RESULT_FILE;
+use super::net_plugin;
 use super::options::BenchOptions;
 use super::reporter::Reporter;
 use crate::cli::LaunchArgs;
@@ -50,6 +51,8 @@ fn launch_options(ranks: &BenchRankArgs, run_dir: PathBuf) -> Result<Box<LaunchA
         run_dir,
         gpus: may_use_gpus(ranks.backend),
         profile: ranks.profile.level,
+        tuner: ranks.tuner.table.clone(),
+        net_plugin: net_plugin::for_launch(ranks),
         user_options: ranks.launch.as_deref(),
     };
     let mut args = request.options()?;
@@ -67,7 +70,7 @@ pub fn host_backend(ranks: &BenchRankArgs) -> Result<Option<String>> {
     match ranks.backend {
         Backend::Nccl | Backend::Rccl => return Ok(None),
         Backend::Auto => {}
-        backend => return Ok(Some(format!("{backend:?}").to_lowercase())),
+        backend => return Ok(Some(backend.name())),
     }
     let args = launch_options(ranks, PathBuf::new())?;
     let discovery = launch::discover(&args)?;

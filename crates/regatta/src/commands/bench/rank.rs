@@ -33,7 +33,7 @@ pub fn run(options: BenchOptions<'_>, mut context: RankContext) -> Result<ExitCo
     if let Workload::Tune(_, config) = &options.workload {
         return run_tuning(&options, config, context.channel);
     }
-    let connection = backend::connect(options.ranks.backend, options.timeout)?;
+    let connection = backend::connect(options.ranks, options.timeout)?;
     options.workload.check_ranks(connection.comm.size())?;
     let mut sink = event_sink(connection.comm.rank(), &options, context.channel.take())?;
     let metadata = metadata::collect(&connection, &options, context)?;
@@ -148,7 +148,7 @@ fn run_tuning(
     config: &tune::TuneConfig,
     channel: Option<RankEnd>,
 ) -> Result<ExitCode> {
-    let mut engine = bootstrap::engine(backend::settings(options.timeout)?)?;
+    let mut engine = bootstrap::engine(backend::settings(options.ranks, options.timeout)?)?;
     let rank = regatta_comm::engine::Engine::rank(&engine);
     let mut sink = event_sink(rank, options, channel)?;
     sink.emit(progress("all algorithms of all collectives", 0, 1));

@@ -150,6 +150,7 @@ impl<'a> AgentTarget<'a> {
             base_env: self.inherited_env(),
             env_remove_prefixes: removed_prefixes(self.agents.launcher),
             common_env: common.clone(),
+            files: plan.files.clone(),
             cache_dir: plan.cache_dir.clone(),
             input: input.map(<[u8]>::to_vec),
             needs_secret: self.args.needs_secret(),

@@ -4,6 +4,7 @@ mod agents;
 mod console;
 mod line_writer;
 mod local;
+pub mod nccl_plugins;
 mod net_check;
 mod preflight;
 pub mod profile;
@@ -37,6 +38,7 @@ use crate::output;
 use crate::plan::{Discovery, NO_SYSFS};
 use console::Console;
 pub use line_writer::{QueuedOutput, QueuedStreams};
+use nccl_plugins::NcclPlugins;
 use net_check::{CheckedWorkers, NetCheck};
 pub use rank_specs::LaunchPlan;
 pub use start_agents::Interrupted;
@@ -142,7 +144,11 @@ pub fn launch(args: &LaunchArgs, discovery: Discovery, observer: Observer<'_>) -
     if !args.launcher_option.is_empty() && !discovery.needs_agents() {
         output::note("--launcher-option has no effect outside an allocation: there are no agents");
     }
-    if args.dry_run { dry_run(args, discovery) } else { start(args, discovery, observer) }
+    let plugins = NcclPlugins::load(args, discovery.machines[0].is_live())?;
+    match args.dry_run {
+        true => dry_run(args, discovery, plugins),
+        false => start(args, discovery, plugins, observer),
+    }
 }
 
 /// Exit code of an error: 127 if the user's command cannot be executed, like a shell.
@@ -176,6 +182,16 @@ fn become_rank(args: &LaunchArgs, discovery: Discovery, rank: u32) -> Result<Exi
              srun or mpiexec, or install the plug-in with `regatta plugin install`"
         );
     }
+    let plugins = [
+        ("--tuner", args.tuner.table.is_some()),
+        ("--net-plugin", args.net_plugin.library.is_some()),
+    ];
+    if let Some((option, _)) = plugins.iter().find(|(_, is_given)| *is_given) {
+        bail!(
+            "{option} needs one `regatta launch` for the whole job, not one per rank: start it without \
+             srun or mpiexec, or install the plug-in with `regatta plugin install`"
+        );
+    }
     let plan = discovery.plan(&args.source, &args.job)?;
     if rank >= plan.placement.ranks {
         let ranks = pluralize(plan.placement.ranks as usize, "rank");
@@ -193,7 +209,11 @@ fn become_rank(args: &LaunchArgs, discovery: Discovery, rank: u32) -> Result<Exi
     Err(spec.exec().into())
 }
 
-fn dry_run(args: &LaunchArgs, mut discovery: Discovery) -> Result<ExitCode> {
+fn dry_run(
+    args: &LaunchArgs,
+    mut discovery: Discovery,
+    mut plugins: NcclPlugins,
+) -> Result<ExitCode> {
     let id = new_run_id();
     let agents = match discovery.machines[0].is_live() {
         true if discovery.needs_agents() => start_agents::describe(args, &discovery)?,
@@ -205,21 +225,31 @@ fn dry_run(args: &LaunchArgs, mut discovery: Discovery) -> Result<ExitCode> {
     nodes.truncate(nodes.len() - args.spares as usize);
     let mut plan = local::LocalTarget::new(args, discovery, &id, None).plan(0)?;
     net_check::set_variables(args, &mut plan, "RUN-FOLDER/net", 0)?;
-    profile::set_variables(args, &mut plan, Path::new("RUN-FOLDER").join(profile::FOLDER))?;
+    let folder = Path::new("RUN-FOLDER");
+    profile::set_variables(args, &mut plan, folder.join(profile::FOLDER))?;
+    plugins.set_variables(&mut plan, &folder.join(nccl_plugins::FOLDER))?;
+    plugins.note_missing_rows(&plan);
     plan.job.placement.warnings.iter().for_each(output::warn);
     output::print(&format!("{agents}{}", report::describe(&plan)))?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Launches the job in a new run folder.
-fn start(args: &LaunchArgs, discovery: Discovery, observer: Observer<'_>) -> Result<ExitCode> {
+fn start(
+    args: &LaunchArgs,
+    discovery: Discovery,
+    plugins: NcclPlugins,
+    observer: Observer<'_>,
+) -> Result<ExitCode> {
     let (timeout, report) = (args.heartbeat_timeout(), output::error);
     reaper::fork_worker(Watchdog { timeout, report, killed: None })?;
     let id = new_run_id();
     let mut folder = RunFolder::create(&run_dir_or_new(args.run_dir.as_ref(), &id))?;
     let console = Console::new(args, observer);
-    let ended = console.and_then(|console| supervise(args, discovery, &id, &mut folder, console));
+    let job = LaunchedJob { args, id: &id, plugins };
+    let ended = console.and_then(|console| supervise(job, discovery, &mut folder, console));
     if ended.is_err() {
+        nccl_plugins::discard(&folder);
         profile::discard(&folder);
         folder.discard();
     }
@@ -228,19 +258,27 @@ fn start(args: &LaunchArgs, discovery: Discovery, observer: Observer<'_>) -> Res
     ended
 }
 
+/// What the user has asked for.
+struct LaunchedJob<'a> {
+    args: &'a LaunchArgs,
+    /// ID of the run.
+    id: &'a str,
+    plugins: NcclPlugins,
+}
+
 fn supervise(
-    args: &LaunchArgs,
+    mut job: LaunchedJob<'_>,
     discovery: Discovery,
-    id: &str,
     folder: &mut RunFolder,
     mut console: Console<'_>,
 ) -> Result<ExitCode> {
+    let LaunchedJob { args, id, .. } = job;
     let mut signals = SignalCatcher::new()?;
     let mut target: Box<dyn LaunchTarget> = match discovery.needs_agents() {
         true => Box::new(agents::AgentTarget::connect(args, discovery, id, folder, &mut signals)?),
         false => Box::new(local::LocalTarget::new(args, discovery, id, Some(folder.logs()))),
     };
-    let code = run_attempts(args, target.as_mut(), folder, &mut signals, &mut console);
+    let code = run_attempts(&mut job, target.as_mut(), folder, &mut signals, &mut console);
     console.on_excluded(target.excluded());
     target.shutdown();
     code
@@ -258,7 +296,7 @@ pub fn new_run_id() -> String {
 
 /// Runs the job, and again after failures, up to the maximum number of restarts.
 fn run_attempts(
-    args: &LaunchArgs,
+    LaunchedJob { args, plugins, .. }: &mut LaunchedJob<'_>,
     target: &mut dyn LaunchTarget,
     folder: &mut RunFolder,
     signals: &mut SignalCatcher,
@@ -277,6 +315,7 @@ fn run_attempts(
         console.prepare(&mut plan, target.excluded())?;
         let mut net_check = NetCheck::prepare(args, &mut plan, folder, attempt)?;
         let mut profile = profile::prepare(args, &mut plan, folder)?;
+        plugins.prepare(&mut plan, folder)?;
         report::write_plan(folder, &plan)?;
         console.set_hosts(&plan.hosts());
         let job = JobAttempt {

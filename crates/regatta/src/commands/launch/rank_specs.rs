@@ -8,6 +8,7 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use regatta_launch::cpu_binding::Binding;
 use regatta_launch::process::{EnvSetting, RankSpec};
+use regatta_launch::rank_files::RankFile;
 use regatta_launch::run_folder;
 use regatta_launch::wrap::Wrap;
 use regatta_model::hostlist;
@@ -24,6 +25,8 @@ pub struct LaunchPlan {
     pub job: JobPlan,
     /// Indexed by rank.
     pub ranks: Vec<RankPlan>,
+    /// Files that all ranks must find.
+    pub files: Vec<RankFile>,
     /// Node-local directory of the ranks' code caches.
     pub cache_dir: String,
 }
@@ -47,6 +50,12 @@ impl RankPlan {
     pub fn add_variable(&mut self, variable: EnvVar) {
         self.spec.env.push(setting(&variable));
         self.variables.push(variable);
+    }
+
+    /// Removes a variable from the settings of the rank, which then inherits it.
+    pub fn remove_variable(&mut self, name: &str) {
+        self.spec.env.retain(|(variable, _)| variable != name);
+        self.variables.retain(|variable| variable.variable != name);
     }
 }
 
@@ -87,7 +96,7 @@ impl LaunchPlan {
             ranks.push(rank_plan(args, &job, wrap.as_ref(), rank, variables)?);
         }
         let cache_dir = env::cache_folder(&job).path;
-        Ok(Self { job, ranks, cache_dir })
+        Ok(Self { job, ranks, files: Vec::new(), cache_dir })
     }
 
     /// The host of each rank.

@@ -7,14 +7,10 @@ use anyhow::{Context, Result};
 use clap::Args;
 use regatta_events::record::settings::FOLDER_VARIABLE;
 
+use crate::commands::launch::nccl_plugins::{NET_VARIABLE, TABLE_VARIABLE, TUNER_VARIABLE};
 use crate::commands::launch::profile::PLUGIN_VARIABLE;
 use crate::shell::quote;
 use crate::{output, plugins};
-
-/// Environment variable with the path of NCCL's tuner plug-in.
-const TUNER_VARIABLE: &str = "NCCL_TUNER_PLUGIN";
-/// Environment variable with the tuner's table.
-const TABLE_VARIABLE: &str = "REGATTA_TUNER";
 
 /// `regatta plugin install`.
 #[derive(Debug, Args)]
@@ -28,19 +24,24 @@ pub struct InstallArgs {
 pub const EXAMPLES: &str = "\
 Examples:
   regatta plugin install ~/lib                  write the plug-ins, and print their variables
-  regatta launch --profile python train.py      without an installation, under `regatta launch`";
+  regatta launch --profile python train.py      without an installation, under `regatta launch`;
+                                                also --tuner TABLE and --net-plugin regatta";
 
 /// Writes the plug-ins and prints the variables that load and enable them.
 pub fn run(args: &InstallArgs) -> Result<ExitCode> {
     let folder = std::path::absolute(&args.folder).context("path of the folder")?;
-    let profiler = plugins::PROFILER.install(&folder)?;
-    let tuner = plugins::TUNER.install(&folder)?;
-    let [profiler, tuner] = [profiler, tuner].map(|path| quote(&path.to_string_lossy()));
+    let library = |plugin: plugins::Plugin| -> Result<String> {
+        Ok(quote(&plugin.install(&folder)?.to_string_lossy()))
+    };
+    let (profiler, tuner) = (library(plugins::PROFILER)?, library(plugins::TUNER)?);
+    let net = library(plugins::NET)?;
     output::print(&format!(
         "# profiler: records all collectives, for regatta comms\n\
          export {PLUGIN_VARIABLE}={profiler}\nexport {FOLDER_VARIABLE}=\"$PWD/comms\"\n\
          # tuner: algorithms from a table that regatta bench --tune has measured\n\
-         export {TUNER_VARIABLE}={tuner}\nexport {TABLE_VARIABLE}=\"$PWD/tuning.txt\"\n"
+         export {TUNER_VARIABLE}={tuner}\nexport {TABLE_VARIABLE}=\"$PWD/tuning.txt\"\n\
+         # net: the network over libfabric\n\
+         export {NET_VARIABLE}={net}\n"
     ))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -38,7 +38,7 @@ pub const EXAMPLES: &str = "\
 Examples:
   regatta plugin check ./libnccl-net-ofi.so     kinds, versions, dependencies, releases that use it
   regatta plugin check                          what the variables of this environment select
-  regatta plugin install ~/lib                  write the profiler and the tuner, print their variables";
+  regatta plugin install ~/lib                  write profiler, tuner and net, print their variables";
 
 /// Runs the command.
 pub fn run(args: &PluginArgs) -> Result<ExitCode> {

@@ -18,9 +18,11 @@ use regatta_place::batch::{
 };
 use regatta_place::site_profile::Profile;
 
-use crate::commands::launch::profile;
+use crate::commands::launch::{nccl_plugins, profile};
 use crate::commands::net_log;
-use crate::options::{MAX_NODES, NamedValue, ProfileArgs, one_of, positive};
+use crate::options::{
+    MAX_NODES, NamedValue, NetPlugin, NetPluginArgs, ProfileArgs, TunerArgs, one_of, positive,
+};
 use crate::sanitize::sanitize;
 use crate::{output, shell};
 use record::JobRecord;
@@ -109,6 +111,10 @@ pub struct SubmitArgs {
     require_net: Option<String>,
     #[command(flatten)]
     profile: ProfileArgs,
+    #[command(flatten)]
+    tuner: TunerArgs,
+    #[command(flatten)]
+    net_plugin: NetPluginArgs,
 
     /// Site profile: lumi-g, frontier, perlmutter, polaris, aurora, alps, jupiter, marenostrum5-acc,
     /// el-capitan, or one of --site-file [default: detected]
@@ -258,6 +264,8 @@ fn batch_job(args: &SubmitArgs, site: &Site, scheduler: BatchScheduler) -> Resul
         ("--check-net", args.check_net),
         ("--require-net", args.require_net.is_some()),
         (batch::PROFILE, args.profile.level.is_some()),
+        (batch::TUNER, args.tuner.table.is_some()),
+        (batch::NET_PLUGIN, args.net_plugin.library.is_some()),
     ];
     let given = for_programs.iter().find(|(_, is_given)| *is_given);
     if let Some((option, _)) = given.filter(|_| !matches!(kind, RunKind::Program | RunKind::Launch))
@@ -320,6 +328,26 @@ fn launch_options(args: &SubmitArgs, site: &Site) -> Result<Vec<String>> {
     }
     if let Some(level) = args.profile.level {
         options.push(format!("{}={}", batch::PROFILE, profile::level_name(level)));
+    }
+    options.extend(plugin_options(args)?);
+    Ok(options)
+}
+
+/// The options of plug-ins. A damaged table is found before the job waits in the queue; a library may
+/// exist on compute nodes only.
+fn plugin_options(args: &SubmitArgs) -> Result<Vec<String>> {
+    let mut options = Vec::new();
+    if let Some(table) = &args.tuner.table {
+        nccl_plugins::check_table(table)?;
+        let path = std::path::absolute(table)?.into_os_string();
+        options.extend([batch::TUNER.to_owned(), utf8(path)?]);
+    }
+    if let Some(library) = &args.net_plugin.library {
+        let library = match nccl_plugins::resolve(library, false)? {
+            NetPlugin::Regatta => "regatta".to_owned(),
+            NetPlugin::Path(path) => utf8(path.into_os_string())?,
+        };
+        options.extend([batch::NET_PLUGIN.to_owned(), library]);
     }
     Ok(options)
 }

@@ -6,7 +6,7 @@ use clap::Args;
 
 use regatta_train::config::{self, ConfigError};
 
-use crate::options::{ProfileArgs, positive};
+use crate::options::{NetPluginArgs, ProfileArgs, TunerArgs, positive};
 
 /// `regatta train`.
 #[derive(Debug, Args)]
@@ -86,6 +86,10 @@ pub struct TrainRankArgs {
     pub hostfile: Option<PathBuf>,
     #[command(flatten)]
     pub profile: ProfileArgs,
+    #[command(flatten)]
+    pub tuner: TunerArgs,
+    #[command(flatten)]
+    pub net_plugin: NetPluginArgs,
     /// Additional options for `regatta launch`, e.g. '--spares 1 --max-restarts 5'
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
     pub launch: Option<String>,

@@ -119,6 +119,8 @@ fn launch_request<'a>(args: &'a TrainArgs, config: &Config, run_dir: PathBuf) ->
         run_dir,
         gpus: config.train.device != Some(DeviceKind::Cpu),
         profile: ranks.profile.level,
+        tuner: ranks.tuner.table.clone(),
+        net_plugin: ranks.net_plugin.library.clone(),
         user_options: ranks.launch.as_deref(),
     }
 }

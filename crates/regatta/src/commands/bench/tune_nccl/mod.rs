@@ -48,7 +48,9 @@ pub fn run(operations: &[Operation], args: &CollectiveArgs, folder: &Path) -> Re
     output::write_file(file, &table.to_string()).context("--tune")?;
     output::print(&summary(&fits))?;
     let shown = file.display();
-    output::eprint(&format!("tuning table: {shown}; use it with REGATTA_TUNER={shown}\n"));
+    output::eprint(&format!(
+        "tuning table: {shown}; use it with `regatta launch --tuner {shown}`\n"
+    ));
     Ok(ExitCode::SUCCESS)
 }
 

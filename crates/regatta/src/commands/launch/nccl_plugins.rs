@@ -1,0 +1,310 @@
+//! `--tuner` and `--net-plugin`: plug-ins of NCCL and RCCL that all ranks load, or none. Ranks that select
+//! different algorithms deadlock, and ranks with different networks do not connect.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use regatta_launch::rank_files::{FileSource, RankFile};
+use regatta_launch::run_folder::RunFolder;
+use regatta_nccl_tuning::table::MAX_BYTES;
+use regatta_nccl_tuning::{Communicator, Table};
+
+use super::rank_specs::{LaunchPlan, env_var};
+use crate::cli::LaunchArgs;
+use crate::options::NetPlugin;
+use crate::{output, plugins};
+
+/// Environment variable with the path of NCCL's and RCCL's tuner plug-in.
+pub const TUNER_VARIABLE: &str = "NCCL_TUNER_PLUGIN";
+/// Environment variable with the path of the tuner's table.
+pub const TABLE_VARIABLE: &str = "REGATTA_TUNER";
+/// Environment variable with the path of NCCL's and RCCL's network plug-in.
+pub const NET_VARIABLE: &str = "NCCL_NET_PLUGIN";
+/// Environment variable with the name of the network that NCCL must use.
+const NETWORK_VARIABLE: &str = "NCCL_NET";
+/// Environment variable of our network plug-in: `require` fails instead of using NCCL's own transport.
+const REQUIRE_VARIABLE: &str = "REGATTA_NET";
+/// Name of our network in NCCL.
+const NETWORK: &str = "Regatta";
+/// Folder of the plug-ins in the run folder.
+pub const FOLDER: &str = "plugins";
+/// Name of the table in that folder.
+const TABLE_NAME: &str = "tuning.txt";
+/// Most sizes of communicators in a note.
+const MAX_SIZES: usize = 8;
+
+/// The plug-ins of a job.
+pub struct NcclPlugins {
+    tuning: Option<TuningTable>,
+    net: Option<NetPlugin>,
+    /// The last size of the job for which the table was found to have no rows.
+    noted: Option<Communicator>,
+}
+
+/// The table of the tuner, read once: a restart must not see a changed file.
+struct TuningTable {
+    path: PathBuf,
+    text: String,
+    table: Table,
+}
+
+impl NcclPlugins {
+    /// Checks the options: the table is valid and, if the job runs on this machine, the library exists.
+    pub fn load(args: &LaunchArgs, is_live: bool) -> Result<Self> {
+        let tuning = args.tuner.table.as_deref().map(TuningTable::read).transpose()?;
+        let net = args.net_plugin.library.as_ref().map(|net| resolve(net, is_live)).transpose()?;
+        Ok(Self { tuning, net, noted: None })
+    }
+
+    /// Sets the variables of all ranks, for a folder of plug-ins.
+    pub fn set_variables(&self, plan: &mut LaunchPlan, folder: &Path) -> Result<()> {
+        for (file, option) in self.files(folder)? {
+            set_for_all_ranks(plan, &file, option)?;
+            plan.files.push(file);
+        }
+        match self.net {
+            Some(NetPlugin::Regatta) => replace_network_name(plan),
+            Some(NetPlugin::Path(_)) | None => Ok(()),
+        }
+    }
+
+    /// Writes the plug-ins to the run folder and sets the variables of all ranks.
+    pub fn prepare(&mut self, plan: &mut LaunchPlan, folder: &RunFolder) -> Result<()> {
+        if self.tuning.is_none() && self.net.is_none() {
+            return Ok(());
+        }
+        let path = std::path::absolute(folder.path()).context("path of the run folder")?;
+        let path = path.join(FOLDER);
+        self.set_variables(plan, &path)?;
+        self.note_missing_rows(plan);
+        if let Some(tuning) = &self.tuning {
+            plugins::TUNER.install(&path)?;
+            let table = Path::new(FOLDER).join(TABLE_NAME);
+            folder.write(&table.to_string_lossy(), &tuning.text)?;
+        }
+        if self.net == Some(NetPlugin::Regatta) {
+            plugins::NET.install(&path)?;
+        }
+        Ok(())
+    }
+
+    /// Notes, once, that the table has no rows for a communicator of all ranks.
+    pub fn note_missing_rows(&mut self, plan: &LaunchPlan) {
+        let Some(tuning) = &self.tuning else { return };
+        let nodes = plan.job.placement.nodes.iter().filter(|node| !node.ranks.is_empty());
+        let job = Communicator { ranks: plan.ranks.len() as u32, nodes: nodes.count() as u32 };
+        if let Some(note) = missing_rows(&tuning.table, job)
+            && self.noted.replace(job) != Some(job)
+        {
+            output::note(&format!("--tuner {}: {note}", tuning.path.display()));
+        }
+    }
+
+    /// The files that all ranks must find, with the option of each.
+    fn files(&self, folder: &Path) -> Result<Vec<(RankFile, &'static str)>> {
+        let in_folder = |variable: &str, name: &str, source, option| -> Result<_> {
+            let Some(path) = folder.join(name).to_str().map(str::to_owned) else {
+                bail!("{option} needs a run folder whose path is UTF-8: pass --run-dir")
+            };
+            Ok((RankFile { variable: variable.to_owned(), path, source }, option))
+        };
+        let built_in = |plugin: plugins::Plugin| FileSource::BuiltIn(plugin.name.to_owned());
+        let mut files = Vec::new();
+        if let Some(tuning) = &self.tuning {
+            let (name, library) = (plugins::TUNER.name, built_in(plugins::TUNER));
+            let contents = FileSource::Contents(tuning.text.clone().into_bytes());
+            files.push(in_folder(TUNER_VARIABLE, name, library, "--tuner")?);
+            files.push(in_folder(TABLE_VARIABLE, TABLE_NAME, contents, "--tuner")?);
+        }
+        let net = match &self.net {
+            Some(NetPlugin::Regatta) => Some((plugins::NET.name, built_in(plugins::NET))),
+            Some(NetPlugin::Path(path)) => path.to_str().map(|path| (path, FileSource::Existing)),
+            None => None,
+        };
+        if let Some((path, source)) = net {
+            // A path that is absolute replaces the folder.
+            files.push(in_folder(NET_VARIABLE, path, source, "--net-plugin")?);
+        }
+        Ok(files)
+    }
+}
+
+impl TuningTable {
+    fn read(path: &Path) -> Result<Self> {
+        let context = || format!("--tuner {}", path.display());
+        let text = read_text(path).with_context(context)?;
+        let table = text.parse().with_context(context)?;
+        Ok(Self { path: path.to_owned(), text, table })
+    }
+}
+
+/// Reads and checks a table; for commands that launch the job later.
+pub fn check_table(path: &Path) -> Result<()> {
+    TuningTable::read(path).map(drop)
+}
+
+fn read_text(path: &Path) -> io::Result<String> {
+    // Opening a pipe would wait for a writer.
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a file"));
+    }
+    let mut text = String::new();
+    File::open(path)?.take(MAX_BYTES as u64 + 1).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// The plug-in with an absolute path, because ranks may have another working directory.
+pub fn resolve(net: &NetPlugin, must_exist: bool) -> Result<NetPlugin> {
+    let NetPlugin::Path(path) = net else { return Ok(NetPlugin::Regatta) };
+    let context = || format!("--net-plugin {}", path.display());
+    let absolute = std::path::absolute(path).with_context(context)?;
+    if must_exist && !absolute.is_file() {
+        bail!(
+            "--net-plugin {}: no such file; `regatta` selects the plug-in of this program, and \
+             {NET_VARIABLE} in the environment a library inside of a container",
+            absolute.display()
+        );
+    }
+    if absolute.to_str().is_none() {
+        bail!("--net-plugin {}: the path must be UTF-8", absolute.display());
+    }
+    Ok(NetPlugin::Path(absolute))
+}
+
+/// Sets the variable of a file on all ranks, in place of the site's value. A value of the user that
+/// contradicts the option is an error: one of them would be ignored.
+fn set_for_all_ranks(plan: &mut LaunchPlan, file: &RankFile, option: &str) -> Result<()> {
+    let RankFile { variable, path, .. } = file;
+    check_user_value(variable, plan.job.env.get(variable), path, option)?;
+    let why = format!("all ranks load the same ({option})");
+    for rank in &mut plan.ranks {
+        rank.remove_variable(variable);
+        rank.add_variable(env_var(variable, path, &why));
+    }
+    Ok(())
+}
+
+fn check_user_value(name: &str, user: Option<&str>, value: &str, option: &str) -> Result<()> {
+    match user.filter(|user| !user.is_empty() && *user != value) {
+        Some(user) => bail!(
+            "{name}={user} is set, and {option} sets it to {value}: unset {name}, or remove {option}"
+        ),
+        None => Ok(()),
+    }
+}
+
+/// `NCCL_NET` of the site names the network of another plug-in, so that the job ends without it. NCCL
+/// would not find that name: our plug-in is required in its place. The user's own is an error.
+fn replace_network_name(plan: &mut LaunchPlan) -> Result<()> {
+    check_network_name(plan.job.env.get(NETWORK_VARIABLE))?;
+    let user_requires = plan.job.env.get(REQUIRE_VARIABLE).is_some();
+    for rank in &mut plan.ranks {
+        let of_site = rank.variables.iter().find(|v| v.variable == NETWORK_VARIABLE);
+        let Some(of_site) = of_site.and_then(|variable| variable.value.clone()) else { continue };
+        rank.remove_variable(NETWORK_VARIABLE);
+        if !user_requires {
+            let why = format!("in place of the site's {NETWORK_VARIABLE}={of_site}");
+            rank.add_variable(env_var(REQUIRE_VARIABLE, "require", &why));
+        }
+    }
+    Ok(())
+}
+
+fn check_network_name(user: Option<&str>) -> Result<()> {
+    match user.filter(|user| !user.is_empty() && !user.eq_ignore_ascii_case(NETWORK)) {
+        Some(user) => bail!(
+            "{NETWORK_VARIABLE}={user} is set, but the network of --net-plugin regatta is {NETWORK}: unset \
+             {NETWORK_VARIABLE}, or remove --net-plugin"
+        ),
+        None => Ok(()),
+    }
+}
+
+/// Why the table selects nothing for a communicator of all ranks.
+fn missing_rows(table: &Table, job: Communicator) -> Option<String> {
+    let sizes = table.communicators();
+    if sizes.contains(&job) {
+        return None;
+    }
+    let mut names: Vec<String> = sizes.iter().map(Communicator::to_string).collect();
+    let more = names.len().saturating_sub(MAX_SIZES);
+    names.truncate(MAX_SIZES);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let found = match names.is_empty() {
+        true => "no rows at all".to_owned(),
+        false => format!("rows for {}{more}", names.join(", ")),
+    };
+    Some(format!(
+        "the table has no rows for {job}, the size of this job, but {found}: NCCL's own choice stands for \
+         communicators of all ranks; measure with `regatta bench all --tune` on as many ranks and nodes"
+    ))
+}
+
+/// Removes what [`NcclPlugins::prepare`] wrote to a folder in which nothing ran.
+pub fn discard(folder: &RunFolder) {
+    for name in [plugins::TUNER.name, plugins::NET.name, TABLE_NAME] {
+        folder.remove(FOLDER, name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_plugin_of_the_user_contradicts_the_option() {
+        let check = |user| check_user_value(TUNER_VARIABLE, user, "/run/lib.so", "--tuner");
+        let error = check(Some("/opt/own.so")).unwrap_err().to_string();
+        let expected = "NCCL_TUNER_PLUGIN=/opt/own.so is set, and --tuner sets it to /run/lib.so: ";
+        assert!(error.starts_with(expected), "{error}");
+        for user in [None, Some(""), Some("/run/lib.so")] {
+            assert!(check(user).is_ok(), "{user:?}");
+        }
+        assert!(check(Some("none")).is_err());
+    }
+
+    #[test]
+    fn other_network_of_the_user_contradicts_our_plugin() {
+        for user in [None, Some(""), Some("Regatta"), Some("regatta")] {
+            assert!(check_network_name(user).is_ok(), "{user:?}");
+        }
+        let error = check_network_name(Some("AWS Libfabric")).unwrap_err().to_string();
+        assert!(error.starts_with("NCCL_NET=AWS Libfabric is set"), "{error}");
+    }
+
+    #[test]
+    fn sizes_of_the_table_are_named_if_that_of_the_job_is_missing() {
+        let row = |ranks| format!("all-reduce ranks={ranks} nodes=1 bytes=1..8 tree ll\n");
+        let table = |ranks: std::ops::Range<u32>| -> Table {
+            let rows: String = ranks.map(row).collect();
+            format!("regatta-nccl-tuning 1\n{rows}").parse().unwrap()
+        };
+        let job = Communicator { ranks: 8, nodes: 1 };
+        assert_eq!(missing_rows(&table(8..9), job), None);
+        let note = missing_rows(&table(2..4), job).unwrap();
+        let expected = "no rows for ranks=8 nodes=1, the size of this job, but rows for ranks=2 nodes=1, \
+                        ranks=3 nodes=1: ";
+        assert!(note.contains(expected), "{note}");
+        assert!(
+            missing_rows(&table(9..20), job).unwrap().contains("ranks=16 nodes=1 and 3 more: ")
+        );
+        assert!(missing_rows(&table(0..0), job).unwrap().contains("but no rows at all: "));
+    }
+
+    #[test]
+    fn path_of_a_library_becomes_absolute_and_must_exist() {
+        let library = |path: &str| NetPlugin::Path(path.into());
+        assert_eq!(resolve(&NetPlugin::Regatta, true).unwrap(), NetPlugin::Regatta);
+        let NetPlugin::Path(path) = resolve(&library("Cargo.toml"), true).unwrap() else {
+            panic!("a path")
+        };
+        assert!(path.is_absolute());
+        for missing in ["no-such.so", "/dev", "src"] {
+            let error = resolve(&library(missing), true).unwrap_err().to_string();
+            assert!(error.contains("no such file") && error.contains(missing), "{error}");
+        }
+        assert!(resolve(&library("no-such.so"), false).is_ok());
+    }
+}
