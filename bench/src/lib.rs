@@ -1,6 +1,7 @@
 //! Benchmarks against peers in the same run, because machines are shared and noisy: a change must
 //! not worsen the ratio. Each result is saved at once, and the next run shows the change.
 
+pub mod nccl_compare;
 pub mod sim_agents;
 pub mod sim_ranks;
 

@@ -120,6 +120,7 @@ fn work(node: u32) -> NodeLaunch {
         base_env: Vec::new(),
         env_remove_prefixes: Vec::new(),
         common_env: (0..30).map(setting).collect(),
+        files: Vec::new(),
         report_progress: false,
         input: None,
         needs_secret: false,
