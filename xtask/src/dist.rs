@@ -17,6 +17,9 @@ use crate::test_programs;
 /// Maximum size of the binary.
 const MAX_BYTES: u64 = 20_000_000;
 
+/// The profile of packages, which has a smaller binary.
+const PROFILE: &str = "dist";
+
 /// Architectures, as `uname -m` prints them.
 const ARCHITECTURES: [&str; 2] = ["x86_64", "aarch64"];
 
@@ -137,12 +140,12 @@ fn build(architecture: &str, tools: &Path, folder: &Path, share: &Path) -> Resul
     let path = std::env::var_os("PATH").unwrap_or_default();
     let paths = std::iter::once(tools.to_owned()).chain(std::env::split_paths(&path));
     let mut maturin = Command::new(tools.join("maturin"));
-    maturin.args(["build", "--release", "--zig", "--target", &target]);
+    maturin.args(["build", "--profile", PROFILE, "--zig", "--target", &target]);
     maturin.args(["--compatibility", &format!("manylinux_{}_{}", GLIBC[0], GLIBC[1])]);
     maturin.arg("--out").arg(std::path::absolute(folder)?);
     maturin.env("PATH", std::env::join_paths(paths)?).current_dir("packaging/python");
     run(&format!("wheel for {architecture}"), &mut maturin)?;
-    let binary = PathBuf::from(format!("target/{target}/release/regatta"));
+    let binary = PathBuf::from(format!("target/{target}/{PROFILE}/regatta"));
     tarball(architecture, &binary, folder, share)
 }
 
