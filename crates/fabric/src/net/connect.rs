@@ -17,6 +17,8 @@ use super::nic::{Connection, Direction, Nic, keep_alive};
 
 /// A host program that was aborted does not call again: its connections are dropped after this time.
 const ABANDONED: Duration = Duration::from_secs(600);
+/// Time until another attempt to reach a host.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Connections that are being established. The host program calls `connect` again with the same handle
 /// until there is a connection; a pointer in the handle could be forged by a peer, so they are found by the
@@ -35,6 +37,11 @@ struct Connecting {
 enum State {
     /// The kernel connects.
     Socket(OwnedFd),
+    /// The host could not be reached. As in NCCL, that may pass: routes and links come up late.
+    Unreachable {
+        error: Errno,
+        retry_at: Instant,
+    },
     Handshake(Exchange, Connection),
 }
 
@@ -51,12 +58,12 @@ impl Connectors {
         let now = Instant::now();
         all.retain(|_, one| now < one.last_call + ABANDONED);
         let key = (identity, handle.token);
+        let described = |why: String| format!("cannot connect to {}: {why}", handle.address);
         let mut connecting = match all.remove(&key) {
             Some(connecting) => connecting,
-            None => Connecting::start(nic()?, handle.address, now)?,
+            None => Connecting::start(nic()?, handle.address, now).map_err(described)?,
         };
         connecting.last_call = now;
-        let described = |why: String| format!("cannot connect to {}: {why}", handle.address);
         match connecting.advance(handle.token, now).map_err(described)? {
             Progress::Connected(connection) => Ok(Some(connection)),
             Progress::Pending(connecting) => {
@@ -74,33 +81,29 @@ enum Progress {
 
 impl Connecting {
     fn start(nic: Arc<Nic>, address: SocketAddr, now: Instant) -> NetResult<Self> {
-        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let open = || {
-            let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
-            rustix::net::sockopt::set_tcp_nodelay(&socket, true)?;
-            match rustix::net::connect(&socket, &address) {
-                Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(socket),
-                Err(error) => Err(error),
-            }
-        };
-        let socket = open().map_err(|error| format!("cannot connect to {address}: {error}"))?;
-        let state = State::Socket(socket);
+        let state = State::open(address, now)?;
         Ok(Self { nic, address, state, since: now, last_call: now })
     }
 
     fn advance(mut self, token: Token, now: Instant) -> NetResult<Progress> {
-        if let State::Socket(socket) = &self.state {
-            if !is_connected(socket)? {
+        match &self.state {
+            State::Unreachable { retry_at, .. } if now < *retry_at => return self.pending(now),
+            State::Unreachable { .. } => {
+                self.state = State::open(self.address, now)?;
                 return self.pending(now);
             }
-            let stream = socket.try_clone().map_err(|error| error.to_string())?;
-            let stream = TcpStream::from(stream);
-            keep_alive(&stream, self.nic.options.timeout).map_err(|error| error.to_string())?;
-            let mut exchange = Exchange::new(stream);
-            let connection = self.nic.add_connection(Direction::Send)?;
-            exchange.send(&self.nic.hello(&connection, token));
-            self.state = State::Handshake(exchange, connection);
+            State::Socket(socket) => match is_connected(socket) {
+                Ok(true) => {
+                    let stream = socket.try_clone().map_err(|error| error.to_string())?;
+                    self.state = self.handshake(TcpStream::from(stream), token)?;
+                }
+                Ok(false) => return self.pending(now),
+                Err(error) => {
+                    self.state = State::failed(error, now)?;
+                    return self.pending(now);
+                }
+            },
+            State::Handshake(..) => {}
         }
         if let State::Handshake(exchange, _) = &mut self.state {
             let text = |error: std::io::Error| match error.kind() {
@@ -124,30 +127,95 @@ impl Connecting {
         Err("no handshake".to_owned())
     }
 
+    /// Sends the message of this side.
+    fn handshake(&self, stream: TcpStream, token: Token) -> NetResult<State> {
+        keep_alive(&stream, self.nic.options.timeout).map_err(|error| error.to_string())?;
+        let mut exchange = Exchange::new(stream);
+        let connection = self.nic.add_connection(Direction::Send)?;
+        exchange.send(&self.nic.hello(&connection, token));
+        Ok(State::Handshake(exchange, connection))
+    }
+
     fn pending(self, now: Instant) -> NetResult<Progress> {
         let timeout = self.nic.options.timeout;
-        if now >= self.since + timeout {
-            let seconds = timeout.as_secs();
-            return Err(format!(
-                "timed out after {seconds} s, {} does not answer",
-                self.address.ip()
-            ));
+        if now < self.since + timeout {
+            return Ok(Progress::Pending(self));
         }
-        Ok(Progress::Pending(self))
+        let (seconds, ip) = (timeout.as_secs(), self.address.ip());
+        Err(match self.state {
+            State::Unreachable { error, .. } => format!("timed out after {seconds} s: {error}"),
+            _ => format!("timed out after {seconds} s, {ip} does not answer"),
+        })
+    }
+}
+
+impl State {
+    /// Begins to connect.
+    fn open(address: SocketAddr, now: Instant) -> NetResult<Self> {
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let open = || {
+            let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+            rustix::net::sockopt::set_tcp_nodelay(&socket, true)?;
+            match rustix::net::connect(&socket, &address) {
+                Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(socket),
+                Err(error) => Err(error),
+            }
+        };
+        open().map_or_else(|error| Self::failed(error, now), |socket| Ok(Self::Socket(socket)))
+    }
+
+    /// What follows an error of the kernel: another attempt, if the host cannot be reached.
+    fn failed(error: Errno, now: Instant) -> NetResult<Self> {
+        match error {
+            Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::TIMEDOUT => {
+                Ok(Self::Unreachable { error, retry_at: now + RETRY_INTERVAL })
+            }
+            error => Err(error.to_string()),
+        }
     }
 }
 
 /// Whether the kernel has established a connection.
-fn is_connected(socket: &OwnedFd) -> NetResult<bool> {
+fn is_connected(socket: &OwnedFd) -> Result<bool, Errno> {
     let mut polled = [PollFd::new(socket, PollFlags::OUT)];
     let no_wait = Timespec { tv_sec: 0, tv_nsec: 0 };
     match poll(&mut polled, Some(&no_wait)) {
         Ok(0) | Err(Errno::INTR) => return Ok(false),
         Ok(_) => {}
-        Err(error) => return Err(error.to_string()),
+        Err(error) => return Err(error),
     }
-    match rustix::net::sockopt::socket_error(socket) {
-        Ok(Ok(())) => Ok(true),
-        Ok(Err(error)) | Err(error) => Err(error.to_string()),
+    rustix::net::sockopt::socket_error(socket)?.map(|()| true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_unreachable_hosts_are_tried_again() {
+        let now = Instant::now();
+        for error in [Errno::HOSTUNREACH, Errno::NETUNREACH, Errno::TIMEDOUT] {
+            let state = State::failed(error, now);
+            assert!(matches!(state, Ok(State::Unreachable { retry_at, .. }) if retry_at > now));
+        }
+        // The listener exists before its handle is sent, so that its process has ended.
+        assert!(State::failed(Errno::CONNREFUSED, now).is_err());
+    }
+
+    #[test]
+    fn a_closed_port_is_an_error() {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let now = Instant::now();
+        let failed = loop {
+            match State::open(port, now) {
+                Ok(State::Socket(socket)) => match is_connected(&socket) {
+                    Ok(false) => {}
+                    other => break other.is_err(),
+                },
+                other => break other.is_err(),
+            }
+        };
+        assert!(failed);
     }
 }
