@@ -183,6 +183,11 @@ impl Endpoint {
         (got.is_ok() && fd >= 0).then_some(fd)
     }
 
+    /// The version of libfabric.
+    pub fn library_version(&self) -> (u32, u32) {
+        self.info_list.library.version()
+    }
+
     /// The address of this endpoint.
     pub fn address(&self) -> FiResult<Vec<u8>> {
         let (ep, mut address) = (self.ep, vec![0u8; MAX_ADDRESS_BYTES]);

@@ -14,6 +14,7 @@ pub mod memory;
 pub mod net;
 mod provider_choice;
 pub mod shm_cleanup;
+pub mod shm_lock;
 
 use std::collections::BTreeSet;
 

@@ -49,6 +49,11 @@ pub fn find_shared_process(addresses: &[Vec<u8>]) -> Option<usize> {
     addresses.iter().position(|address| process(address).is_some_and(|id| !seen.insert(id)))
 }
 
+/// The file of the segment of an address.
+pub(crate) fn segment_path(address: &[u8]) -> Option<String> {
+    parts(address).map(|(_, name)| format!("/dev/shm/{name}"))
+}
+
 /// The process ID and segment name. Addresses are untrusted: the name must not contain a path.
 fn parts(address: &[u8]) -> Option<(u32, &str)> {
     let address = std::str::from_utf8(address).ok()?;

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use regatta_fabric::library::library;
+use regatta_fabric::shm_lock::SegmentLock;
 use regatta_testbed::{assert_contains, wait_until};
 
 use crate::child::{Scenario, Task};
-use crate::process::{Folder, Rank, command, segments};
+use crate::process::{Folder, Rank, command, providers, segments};
 use crate::with_providers;
 
 /// Longer than the timeout of the ranks.
@@ -18,25 +20,54 @@ fn start(task: &Task, provider: &str) -> Rank {
     Rank::start(task, command)
 }
 
+/// Kills a rank in the middle of its traffic, after a last step with the processes of survivor and victim. The
+/// survivor gets errors, and continues with another rank.
+fn kill(provider: &str, before: impl FnOnce(u32, u32)) {
+    let folder = Folder::new();
+    let survivor = super::task(Scenario::Survivor, 11, 21, &folder);
+    let victim = Task { scenario: Scenario::Victim, rank: 1, ..survivor.clone() };
+    let mut survived = start(&survivor, provider);
+    let mut killed = start(&victim, provider);
+    survived.wait_for(&survivor.busy_path());
+    killed.wait_for(&victim.busy_path());
+    let process = killed.id();
+    before(survived.id(), process);
+    killed.signal(libc::SIGKILL);
+    assert!(!killed.finish().0.success());
+    let replacement = Task { scenario: Scenario::Replacement, ..victim };
+    let replacement = start(&replacement, provider);
+    let text = survived.succeed();
+    replacement.succeed();
+    assert_contains(&text, [&*format!("(process {process}): ")]);
+    assert_eq!(segments(process), Vec::<String>::new(), "{provider}");
+}
+
 #[test]
 fn a_killed_peer_is_an_error_and_can_be_replaced() {
-    with_providers(|provider| {
-        let folder = Folder::new();
-        let survivor = super::task(Scenario::Survivor, 11, 21, &folder);
-        let victim = Task { scenario: Scenario::Victim, rank: 1, ..survivor.clone() };
-        let mut survived = start(&survivor, provider);
-        let mut killed = start(&victim, provider);
-        survived.wait_for(&survivor.busy_path());
-        killed.wait_for(&victim.busy_path());
-        let process = killed.id();
-        killed.signal(libc::SIGKILL);
-        assert!(!killed.finish().0.success());
-        let replacement = Task { scenario: Scenario::Replacement, ..victim };
-        let replacement = start(&replacement, provider);
-        let text = survived.succeed();
-        replacement.succeed();
-        assert_contains(&text, [&*format!("(process {process}): ")]);
-        assert_eq!(segments(process), Vec::<String>::new(), "{provider}");
+    with_providers(|provider| kill(provider, |_, _| {}));
+}
+
+/// Holds the locks of a process's segments, as a peer that is killed may do.
+fn hold_locks(process: u32) {
+    let version = library().unwrap().version();
+    let names = segments(process);
+    assert!(!names.is_empty());
+    for name in names {
+        match SegmentLock::map(format!("fi_shm://{name}").as_bytes(), version) {
+            Some(lock) => lock.acquire(),
+            None => eprintln!("skipped: segments of libfabric {version:?} have no such lock"),
+        }
+    }
+}
+
+#[test]
+fn a_peer_killed_with_a_lock_of_the_provider_is_an_error() {
+    if !providers().any(|provider| provider == "shm") {
+        return;
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| kill("shm", |_, victim| hold_locks(victim)));
+        scope.spawn(|| kill("shm", |survivor, _| hold_locks(survivor)));
     });
 }
 

@@ -8,6 +8,7 @@ use crate::endpoint::Address;
 use crate::net::clear_to_send::ClearToSend;
 use crate::net::grants::{Grant, Grants};
 use crate::net::{MAX_GROUPED_RECVS, MAX_REQUESTS, NetResult, tag};
+use crate::shm_lock::SegmentLock;
 
 /// What was sent before the peer closed the connection may still arrive. It fails after this time without a
 /// message.
@@ -45,6 +46,8 @@ pub struct Peer {
     pub key: u64,
     /// Says whether it exists.
     pub stream: TcpStream,
+    /// Of the provider shm: released if the process is killed with it.
+    pub segment_lock: Option<SegmentLock>,
 }
 
 /// What a request does next.

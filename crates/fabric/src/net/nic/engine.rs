@@ -1,7 +1,7 @@
 //! Progress of an endpoint. Two locks: that of the state is held briefly; that of the endpoint also while the
 //! provider copies data, so that calls of the host program only try it.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -22,10 +22,11 @@ const POLL_SLEEP: Duration = Duration::from_micros(20);
 /// The endpoint and its connections.
 pub struct Engine {
     state: Mutex<State>,
-    io: Mutex<Io>,
+    pub(super) io: Mutex<Io>,
     /// Requests for the thread, or the end of it.
     bulk: Condvar,
     is_stopped: AtomicBool,
+    progress_count: AtomicU64,
 }
 
 impl Engine {
@@ -35,6 +36,7 @@ impl Engine {
             io: Mutex::new(io),
             bulk: Condvar::new(),
             is_stopped: AtomicBool::new(false),
+            progress_count: AtomicU64::new(0),
         }
     }
 
@@ -45,6 +47,11 @@ impl Engine {
     /// The endpoint, once no other thread uses it.
     pub fn io(&self) -> MutexGuard<'_, Io> {
         self.io.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls of [`Self::progress`] that the provider has returned from.
+    pub fn progress_count(&self) -> u64 {
+        self.progress_count.load(Ordering::Relaxed)
     }
 
     /// Makes progress without blocking, unless another thread does.
@@ -66,6 +73,7 @@ impl Engine {
             io.post_control_recvs()?;
             Ok(has_completed)
         });
+        self.progress_count.fetch_add(1, Ordering::Relaxed);
         let now = Instant::now();
         if !io.events.is_empty() {
             let mut state = self.state();

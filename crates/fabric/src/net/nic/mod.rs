@@ -12,6 +12,7 @@ mod io;
 mod liveness;
 mod release;
 mod state;
+mod stuck_provider;
 
 use std::net::{IpAddr, TcpStream};
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use crate::atexit_guard::enter;
 use crate::endpoint::Endpoint;
 use crate::memory::{Memory, MemoryKind, Region};
 use crate::shm_cleanup;
+use crate::shm_lock::SegmentLock;
 use connection::{ConnectionState, Peer, Role, SLOTS};
 use engine::Engine;
 use io::Io;
@@ -97,6 +99,8 @@ pub struct NicOptions {
 /// An endpoint of a NIC.
 pub struct Nic {
     provider: String,
+    /// Version of libfabric.
+    library: (u32, u32),
     host: String,
     own_address: Vec<u8>,
     pub(super) options: NicOptions,
@@ -120,12 +124,17 @@ impl Nic {
         // NICs are kept for later communicators, and never closed if the process exits.
         shm_cleanup::remove_at_exit(&own_address);
         let provider = endpoint.info.provider.clone();
+        let library = endpoint.library_version();
         let engine = Arc::new(Engine::new(Io::new(endpoint, can_flush, &own_address)?));
+        if let Some(own) = SegmentLock::map(&own_address, library) {
+            let watched = stuck_provider::watch(Arc::downgrade(&engine), own);
+            watched.map_err(|error| format!("cannot start a thread: {error}"))?;
+        }
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         if options.has_thread {
             start_thread(engine.clone())?;
         }
-        Ok(Arc::new(Self { provider, host, own_address, options, can_flush, engine }))
+        Ok(Arc::new(Self { provider, library, host, own_address, options, can_flush, engine }))
     }
 
     /// Whether its connections have failed.
@@ -200,6 +209,7 @@ impl Nic {
             connection: peer.connection,
             key: peer.key,
             stream,
+            segment_lock: SegmentLock::map(&peer.address, self.library),
         });
         Ok(())
     }
@@ -211,8 +221,13 @@ impl Drop for Nic {
     }
 }
 
-/// Starts the thread of an endpoint. Signals are for the threads of the host program.
+/// Starts the thread of an endpoint.
 fn start_thread(engine: Arc<Engine>) -> NetResult {
+    spawn(move || engine.run()).map_err(|error| format!("cannot start a thread: {error}"))
+}
+
+/// Starts a thread without signals, which are for the threads of the host program.
+fn spawn(work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     let run = move || {
         // SAFETY: the set is initialised by the call, and only this thread is affected.
         unsafe {
@@ -220,10 +235,9 @@ fn start_thread(engine: Arc<Engine>) -> NetResult {
             libc::sigfillset(&mut all);
             libc::pthread_sigmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
         }
-        engine.run();
+        work();
     };
-    let started = std::thread::Builder::new().name("regatta-net".to_owned()).spawn(run);
-    started.map(drop).map_err(|error| format!("cannot start a thread: {error}"))
+    std::thread::Builder::new().name("regatta-net".to_owned()).spawn(run).map(drop)
 }
 
 /// One direction of messages between two processes.
