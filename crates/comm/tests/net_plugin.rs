@@ -173,6 +173,39 @@ fn an_aborted_communicator_does_not_affect_others() {
     });
 }
 
+/// How many registrations of the fake plug-in overlap memory.
+fn registrations(memory: &[u8]) -> usize {
+    type Count = unsafe extern "C" fn(usize, usize) -> usize;
+    // SAFETY: the library is loaded already, and the function has this type.
+    unsafe {
+        let library = libloading::Library::new(fake()).unwrap();
+        let count = library.get::<Count>(b"regatta_fake_net_registrations").unwrap();
+        count(memory.as_ptr().addr(), memory.len())
+    }
+}
+
+#[test]
+fn memory_of_an_aborted_operation_is_not_registered() {
+    suite::on_all_ranks(world(2), |comm| {
+        for round in 0..20 {
+            let split = comm.split(Some(0), 0).unwrap().unwrap();
+            let mut bytes = vec![1u8; 32 << 20];
+            comm.barrier().unwrap();
+            let result = std::thread::scope(|scope| {
+                let aborting = (round + comm.rank()) % 2 == 0;
+                let abort = || {
+                    std::thread::sleep(Duration::from_micros(500 * u64::from(round)));
+                    split.abort("test abort");
+                };
+                aborting.then(|| scope.spawn(abort));
+                split.broadcast(&mut bytes, 0)
+            });
+            assert_eq!(registrations(&bytes), 0, "round {round}, {result:?}");
+            comm.barrier().unwrap();
+        }
+    });
+}
+
 #[test]
 fn unusable_plugins_are_reported_by_all_ranks() {
     type Change = fn(&mut Vec<BootstrapConfig>);

@@ -5,12 +5,27 @@ use std::ffi::{c_int, c_void};
 use std::net::TcpStream;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use regatta_plugin_abi::net::{Object, Out, PTR_HOST};
 use regatta_plugin_abi::{NcclResult, SUCCESS};
 
 use crate::transfer::Transfer;
 use crate::{INVALID_USAGE, code, fail_if_asked, warn};
+
+/// Registered memory of all connections.
+static REGISTERED: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
+
+fn registered() -> MutexGuard<'static, Vec<Range<usize>>> {
+    REGISTERED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// For tests: how many registrations overlap memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn regatta_fake_net_registrations(start: usize, length: usize) -> usize {
+    let overlaps = |one: &&Range<usize>| one.start < start + length && start < one.end;
+    registered().iter().filter(overlaps).count()
+}
 
 /// A connection, in one direction.
 pub struct Connection {
@@ -84,7 +99,9 @@ pub unsafe extern "C" fn reg_mr(
             if kind != PTR_HOST || data.is_null() || size == 0 {
                 return Err(warn("registration of no host memory", INVALID_USAGE));
             }
-            connection.regions.push(Some(data.addr()..data.addr() + size));
+            let memory = data.addr()..data.addr() + size;
+            registered().push(memory.clone());
+            connection.regions.push(Some(memory));
             Ok(connection.regions.len())
         })
     };
@@ -103,7 +120,12 @@ pub unsafe extern "C" fn dereg_mr(connection: Object, region: Object) -> NcclRes
             Some(memory) if connection.uses(&memory) => {
                 Err(warn("deregistration of memory in use", INVALID_USAGE))
             }
-            Some(_) => Ok(()),
+            Some(memory) => {
+                let mut all = registered();
+                let at = all.iter().position(|one| *one == memory);
+                at.map(|at| all.swap_remove(at));
+                Ok(())
+            }
             None => Err(warn("deregistration of memory that is not registered", INVALID_USAGE)),
         }
     };

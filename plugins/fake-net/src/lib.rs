@@ -77,7 +77,10 @@ unsafe extern "C" fn init(logger: Logger) -> NcclResult {
     code(fail_if_asked("init"))
 }
 
-unsafe extern "C" fn init_v10(logger: Logger, _: ProfilerCallback) -> NcclResult {
+unsafe extern "C" fn init_v10(logger: Logger, profiler: ProfilerCallback) -> NcclResult {
+    if profiler.is_null() {
+        return warn("init without the profiler's function", INVALID_USAGE);
+    }
     // SAFETY: as above.
     unsafe { init(logger) }
 }
@@ -87,10 +90,10 @@ unsafe extern "C" fn init_v11(
     _: u64,
     config: *mut CommConfig,
     logger: Logger,
-    _: ProfilerCallback,
+    profiler: ProfilerCallback,
 ) -> NcclResult {
-    if config.is_null() {
-        return warn("init without settings", INVALID_USAGE);
+    if config.is_null() || profiler.is_null() {
+        return warn("init without settings or the profiler's function", INVALID_USAGE);
     }
     // SAFETY: the host passes where to write the context.
     unsafe {

@@ -7,11 +7,15 @@ use std::collections::BTreeMap;
 use super::connection::{Request, RequestMemory};
 use super::control_message::{Announcement, ControlMessage, SLOT_BYTES};
 use super::outgoing::Outgoing;
-use super::peer::{CHUNK_BYTES, LinkContext, LinkResult, MAX_CHUNKS, SEND_WINDOW, SLOTS};
+use super::peer::{
+    CHUNK_ALIGNMENT, CHUNK_BYTES, LinkContext, LinkResult, MAX_CHUNKS, SEND_WINDOW, SLOTS,
+};
 use super::setup::{Listener, RecvLink};
 use crate::matching::{MatchQueue, MatchResult};
 use crate::network::{Report, UserBuffer, UserRecv, alloc_unexpected};
 use message::{Destination, IncomingMessage};
+
+pub use message::ending_bytes;
 
 /// Control messages that are handled before control returns to the caller.
 const MAX_POLLS: usize = 64;
@@ -218,6 +222,11 @@ impl Incoming {
         if !(SLOT_BYTES..=CHUNK_BYTES).contains(&chunk_bytes) {
             return Err(format!("the peer's chunks have {chunk_bytes} bytes, over {CHUNK_BYTES}"));
         }
+        if !chunk_bytes.is_multiple_of(CHUNK_ALIGNMENT) {
+            return Err(format!(
+                "the peer's chunks have {chunk_bytes} bytes, which splits elements"
+            ));
+        }
         let mut handle = None;
         if let RecvLink::Unused = self.data {
             let (listening_at, listener) = Listener::new(&step.context.net, step.context.device)?;
@@ -247,8 +256,9 @@ impl Incoming {
                 continue;
             };
             step.report.add_moved(message.comm_id(), size);
-            message.received(&request, size);
+            let received = message.received(&request, size);
             connection.release(request.memory);
+            received?;
             message.release_memory(connection)?;
             if message.is_done()
                 && let Some(message) = self.receiving.remove(&request.message)
@@ -262,13 +272,15 @@ impl Incoming {
     /// All chunks of a message have arrived.
     fn finish(&mut self, step: &mut RecvStep<'_>, message: IncomingMessage) -> LinkResult {
         let comm_id = message.comm_id();
+        let is_unexpected = message.is_unexpected;
         match message.destination {
             Destination::User(recv) => step.report.completed.push((comm_id, recv.request)),
             Destination::Unexpected(id, bytes) => {
                 let result = self.queue.supply(id, Payload::Bytes(bytes));
                 self.consume(step, comm_id, result)?;
             }
-            Destination::Nowhere => {}
+            // Nothing consumes it any more.
+            Destination::Nowhere => self.credits += u64::from(is_unexpected),
         }
         Ok(())
     }

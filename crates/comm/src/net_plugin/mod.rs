@@ -7,8 +7,8 @@
 //! transports.
 //!
 //! Only data messages use the plug-in. Bootstrap, authentication, heartbeats and fault reports stay on
-//! the TCP control plane. The interface of NCCL does not authenticate peers; messages of other jobs are
-//! detected by a job key derived from the secret.
+//! the TCP control plane. The interface of NCCL does not authenticate peers; control messages of
+//! other jobs are detected by a job key derived from the secret.
 
 mod connection;
 mod control_message;

@@ -11,7 +11,7 @@ use regatta_plugin_abi::net::HANDLE_BYTES;
 
 use super::library::{self, LoadError};
 use super::network::PluginNetwork;
-use super::peer::{CHUNK_BYTES, LinkContext, Peer};
+use super::peer::{CHUNK_ALIGNMENT, CHUNK_BYTES, LinkContext, Peer};
 use super::setup::Listener;
 use super::table::{Handle, Net};
 use crate::control::{decode, encode};
@@ -97,9 +97,11 @@ impl Negotiation {
     /// Loads the plug-in and listens for every other rank. The ranks of a node are spread over its NICs.
     fn listen(&self, path: &Path) -> std::result::Result<Listening, LoadError> {
         let (context, own) = (&self.context, self.context.config.rank as usize);
-        let job = fnv1a(context.config.secret.derive("net plug-in").to_hex().bytes());
+        // The plug-in may log the number of the communicator, so that it is not that of messages.
+        let derive = |purpose| fnv1a(context.config.secret.derive(purpose).to_hex().bytes());
+        let (job, comm_id) = (derive("net plug-in"), derive("communicator of a net plug-in"));
         let (table, plugin) = library::open(path, context.config.net_plugin_version)?;
-        let net = Arc::new(Net::init(table, &plugin, job)?);
+        let net = Arc::new(Net::init(table, &plugin, comm_id)?);
         let node = |rank: usize| context.job.members.get(rank).map(|member| member.node);
         let local_rank = (0..own).filter(|rank| node(*rank) == node(own)).count();
         let number = local_rank % net.devices.len().max(1);
@@ -111,7 +113,8 @@ impl Negotiation {
         let listeners =
             (0..context.job.members.len()).map(listen).collect::<std::result::Result<_, _>>()?;
         let max_bytes = net.devices.get(number).map_or(CHUNK_BYTES, |device| device.max_bytes);
-        let (chunk_bytes, shared) = (CHUNK_BYTES.min(max_bytes), context.shared.clone());
+        let chunk_bytes = CHUNK_BYTES.min(max_bytes) / CHUNK_ALIGNMENT * CHUNK_ALIGNMENT;
+        let shared = context.shared.clone();
         let context = Arc::new(LinkContext { net, device, job, chunk_bytes, shared });
         Ok(Listening { context, listeners })
     }

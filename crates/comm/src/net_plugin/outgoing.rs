@@ -5,12 +5,20 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::connection::{Connection, Region, Request, RequestMemory};
 use super::control_message::{Announcement, ControlMessage, EAGER_BYTES, HEADER_BYTES, SLOT_BYTES};
+use super::incoming::ending_bytes;
 use super::peer::{CHUNK_BYTES, LinkContext, LinkResult, MAX_CHUNKS, SEND_WINDOW, SLOTS};
 use super::setup::SendLink;
 use super::table::{Handle, NetError};
 use crate::matching::Envelope;
 use crate::network::{Report, UserSend};
 use crate::transport::RequestId;
+
+/// Requests of a control connection with this number ask the peer for a message; others have 0.
+const CLEAR_TO_SEND: u64 = 1;
+
+fn number(message: &ControlMessage) -> u64 {
+    if matches!(message, ControlMessage::ClearToSend(_)) { CLEAR_TO_SEND } else { 0 }
+}
 
 /// A large message.
 struct OutgoingMessage {
@@ -25,6 +33,8 @@ struct OutgoingMessage {
     at: usize,
     /// Chunks in flight.
     in_flight: usize,
+    /// Those of them that are read from user memory.
+    direct: usize,
 }
 
 impl OutgoingMessage {
@@ -55,20 +65,22 @@ impl OutgoingMessage {
                 (RequestMemory::User { start, region, comm_id: self.comm_id() }, whole)
             }
             // The receiver has posted a receive. A shorter chunk than expected ends the message.
-            None => (RequestMemory::Bounce(connection.bounce_buffer()?), whole.min(2) - 1),
+            None => (RequestMemory::Bounce(connection.bounce_buffer()?), ending_bytes(whole)),
         };
+        let is_direct = matches!(memory, RequestMemory::User { .. });
         // SAFETY: user memory is valid until the message completes or is cancelled, which waits for it.
         if !unsafe { connection.post(Request { memory, message, at, size }) }? {
             return Ok(false);
         }
         self.at += whole;
         self.in_flight += 1;
+        self.direct += usize::from(is_direct);
         Ok(true)
     }
 
     /// Ends the registration once the user memory is no longer read.
     fn release_memory(&mut self, connection: &mut Connection) -> Result<(), NetError> {
-        let is_unused = self.in_flight == 0 && (self.user.is_none() || self.is_done());
+        let is_unused = self.direct == 0 && (self.user.is_none() || self.is_done());
         match self.region.take_if(|_| is_unused) {
             Some(region) => connection.deregister(region),
             None => Ok(()),
@@ -175,11 +187,13 @@ impl Outgoing {
         let mut moved = false;
         while let Some((request, _)) = connection.poll()? {
             moved = true;
+            let is_direct = matches!(request.memory, RequestMemory::User { .. });
             connection.release(request.memory);
             let at = self.sending.iter().position(|message| message.id == request.message);
             let Some(at) = at else { continue };
             let message = &mut self.sending[at];
             message.in_flight -= 1;
+            message.direct -= usize::from(is_direct);
             report.add_moved(message.comm_id(), request.size);
             message.release_memory(connection)?;
             if message.is_done()
@@ -214,8 +228,9 @@ impl Outgoing {
             bounce.bytes_mut()[..HEADER_BYTES].copy_from_slice(&header.encode(context.job));
             bounce.bytes_mut()[HEADER_BYTES..size].copy_from_slice(rest);
             let memory = RequestMemory::Bounce(bounce);
+            let request = Request { memory, message: number(&header), at: 0, size };
             // SAFETY: the request owns its memory.
-            if !unsafe { connection.post(Request { memory, message: 0, at: 0, size }) }? {
+            if !unsafe { connection.post(request) }? {
                 return Ok(());
             }
             if self.replies.pop_front().is_none() {
@@ -233,8 +248,9 @@ impl Outgoing {
             return report.completed.push((envelope.key.comm_id, request));
         };
         self.last = id;
-        let (user, region, at, in_flight) = (Some(start), None, 0, 0);
-        let message = OutgoingMessage { id, envelope, request, user, region, at, in_flight };
+        let (user, region, at, in_flight, direct) = (Some(start), None, 0, 0, 0);
+        let message =
+            OutgoingMessage { id, envelope, request, user, region, at, in_flight, direct };
         self.announced.insert(id, message);
     }
 
@@ -281,9 +297,11 @@ impl Outgoing {
         self.sending.iter().any(|message| message.comm_id() == comm_id)
     }
 
-    /// Whether the peer must still clear or receive large messages.
+    /// Whether messages wait for a reply of the peer, or will: to be cleared to send, or for credits.
     pub fn needs_replies(&self) -> bool {
-        !self.announced.is_empty()
+        let is_large = |message: &UserSend| message.envelope.length as usize > EAGER_BYTES;
+        let waits_for_credits = self.unconsumed >= SEND_WINDOW && !self.messages.is_empty();
+        !self.announced.is_empty() || waits_for_credits || self.messages.iter().any(is_large)
     }
 
     /// Whether all that was queued has been sent.
@@ -296,9 +314,10 @@ impl Outgoing {
     /// Closes the connections. The plug-in accesses no user memory afterwards. Returns whether the peer
     /// will never send a message that it is asked for.
     pub fn fail(&mut self) -> bool {
+        let posted = self.control.get().into_iter().flat_map(|control| control.requests());
+        let has_request = posted.into_iter().any(|request| request.message == CLEAR_TO_SEND)
+            || self.replies.iter().any(|(reply, _)| number(reply) == CLEAR_TO_SEND);
         (self.control, self.data) = (SendLink::Broken, SendLink::Broken);
-        let is_request = |reply: &ControlMessage| matches!(reply, ControlMessage::ClearToSend(_));
-        let has_request = self.replies.iter().any(|(reply, _)| is_request(reply));
         self.replies.clear();
         self.messages.clear();
         self.announced.clear();

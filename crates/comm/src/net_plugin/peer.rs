@@ -19,6 +19,9 @@ pub const SLOTS: usize = 8;
 /// Largest chunk of a large message, as in NCCL.
 pub const CHUNK_BYTES: usize = 512 << 10;
 
+/// Chunks have a multiple of this many bytes, so that elements are never split.
+pub const CHUNK_ALIGNMENT: usize = 64;
+
 /// Chunks in flight on a data connection, as in NCCL.
 pub const MAX_CHUNKS: usize = 8;
 
@@ -93,10 +96,17 @@ impl Peer {
 
     fn progress_outgoing(&mut self, report: &mut Report) -> bool {
         let moved = self.outgoing.progress(&self.context, report);
-        moved.unwrap_or_else(|why| {
+        let moved = moved.unwrap_or_else(|why| {
             self.fail_send(&why, report);
             true
-        })
+        });
+        if self.incoming.is_broken() && self.outgoing.needs_replies() {
+            self.fail_send(
+                "the connection from the peer, whose replies are needed, is broken",
+                report,
+            );
+        }
+        moved
     }
 
     /// Runs a step of the receive half, which fails if the step does.

@@ -104,7 +104,8 @@ impl Net {
 
     /// Listens on a NIC.
     pub fn listen(&self, device: c_int) -> Result<(Handle, Object), NetError> {
-        let (mut handle, mut listener) = ([0; HANDLE_BYTES], null_mut());
+        // On the heap for its alignment: plug-ins store structures in it.
+        let (mut handle, mut listener) = (Box::new([0; HANDLE_BYTES]), null_mut());
         let at: *mut c_void = handle.as_mut_ptr().cast();
         // SAFETY: the handle has the size of the interface, and all pointers are valid during the call.
         let result = unsafe {
@@ -117,7 +118,7 @@ impl Net {
         };
         self.check("listen", result)?;
         let listener = not_null(listener);
-        Ok((handle, listener.ok_or_else(|| self.error("listen", INTERNAL_ERROR))?))
+        Ok((*handle, listener.ok_or_else(|| self.error("listen", INTERNAL_ERROR))?))
     }
 
     /// Connects to a listener. Until it returns a communicator, it must be called again with the same

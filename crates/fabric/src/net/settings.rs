@@ -113,11 +113,20 @@ const CXI: [Default; 9] = [
 const EFA: [Default; 1] =
     [("FI_EFA_FORK_SAFE", "1", "data loaders fork while memory is registered")];
 
+/// TCP through the layer `ofi_rxm`, which libfabric has up to version 1.17 for this provider: it copies or negotiates
+/// messages that are larger than 16 KiB otherwise. NCCL's messages have at most 512 KiB.
+const TCP: [Default; 1] = [(
+    "FI_OFI_RXM_EAGER_LIMIT",
+    "524288",
+    "receives are posted before their messages are sent, so that a rendezvous is not needed",
+)];
+
 /// What sites recommend for a provider.
 pub fn recommended(provider: &str) -> &'static [Default] {
     match provider.split(';').next() {
         Some("cxi") => &CXI,
         Some("efa") => &EFA,
+        Some("tcp") => &TCP,
         _ => &[],
     }
 }
@@ -162,6 +171,7 @@ mod tests {
     #[test]
     fn recommendations_are_those_of_the_core_provider() {
         assert_eq!(recommended("cxi;ofi_rxm").len(), CXI.len());
-        assert!(recommended("tcp;ofi_rxm").is_empty());
+        assert_eq!(recommended("tcp;ofi_rxm"), TCP);
+        assert!(recommended("shm").is_empty());
     }
 }

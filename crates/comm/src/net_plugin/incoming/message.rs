@@ -15,6 +15,11 @@ pub enum Destination {
     Nowhere,
 }
 
+/// Bytes of the chunk by which a sender ends a message that it has cancelled, instead of `whole`.
+pub fn ending_bytes(whole: usize) -> usize {
+    whole.min(2) - 1
+}
+
 /// A large message that is cleared to send.
 pub struct IncomingMessage {
     envelope: Envelope,
@@ -26,11 +31,17 @@ pub struct IncomingMessage {
     pub at: usize,
     /// Chunks in flight.
     in_flight: usize,
+    /// Those of them that are written to user memory.
+    direct: usize,
+    /// Whether the message is unexpected, so that its credit is due when it has arrived.
+    pub is_unexpected: bool,
 }
 
 impl IncomingMessage {
     pub fn new(envelope: Envelope, chunk_bytes: usize, destination: Destination) -> Self {
-        Self { envelope, chunk_bytes, destination, region: None, at: 0, in_flight: 0 }
+        let is_unexpected = matches!(destination, Destination::Unexpected(..));
+        let (region, at, in_flight, direct) = (None, 0, 0, 0);
+        Self { envelope, chunk_bytes, destination, region, at, in_flight, direct, is_unexpected }
     }
 
     pub fn comm_id(&self) -> u64 {
@@ -61,34 +72,41 @@ impl IncomingMessage {
             }
             None => RequestMemory::Bounce(connection.bounce_buffer()?),
         };
+        let is_direct = matches!(memory, RequestMemory::User { .. });
         // SAFETY: user memory is valid until the message completes or is cancelled, which waits for it.
         if !unsafe { connection.post(Request { memory, message: id, at, size }) }? {
             return Ok(false);
         }
         self.at += size;
         self.in_flight += 1;
+        self.direct += usize::from(is_direct);
         Ok(true)
     }
 
-    /// A chunk has arrived.
-    pub fn received(&mut self, Request { memory, at, size: expected, .. }: &Request, size: usize) {
+    /// A chunk has arrived, with this many bytes.
+    pub fn received(&mut self, chunk: &Request, size: usize) -> LinkResult {
+        let Request { memory, at, size: expected, .. } = chunk;
         self.in_flight -= 1;
-        if size != *expected {
+        self.direct -= usize::from(matches!(memory, RequestMemory::User { .. }));
+        if size == ending_bytes(*expected) {
             self.destination = Destination::Nowhere;
+        } else if size != *expected {
+            return Err(format!("the net plug-in reported {size} bytes of a chunk of {expected}"));
         }
-        let RequestMemory::Bounce(bounce) = memory else { return };
+        let RequestMemory::Bounce(bounce) = memory else { return Ok(()) };
         let bytes = &bounce.bytes()[..size.min(bounce.bytes().len())];
         match &mut self.destination {
             Destination::User(recv) => recv.buffer.write(*at, bytes),
             Destination::Unexpected(_, into) => into[*at..*at + size].copy_from_slice(bytes),
             Destination::Nowhere => {}
         }
+        Ok(())
     }
 
     /// Ends the registration once the user memory is no longer written.
     pub fn release_memory(&mut self, connection: &mut Connection) -> Result<(), NetError> {
         let is_cancelled = matches!(self.destination, Destination::Nowhere);
-        let is_unused = self.in_flight == 0 && (is_cancelled || self.is_done());
+        let is_unused = self.direct == 0 && (is_cancelled || self.is_done());
         match self.region.take_if(|_| is_unused) {
             Some(region) => connection.deregister(region),
             None => Ok(()),

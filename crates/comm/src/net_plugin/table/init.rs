@@ -1,11 +1,13 @@
 //! Initialisation of a plug-in, and the properties of its NICs.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::{from_ref, null_mut};
 
-use regatta_plugin_abi::SUCCESS;
-use regatta_plugin_abi::net::{CommConfig, DEVICE_HOST, PTR_HOST, Properties, v8, v11};
+use regatta_plugin_abi::net::{
+    CommConfig, DEVICE_HOST, PTR_HOST, ProfilerCallback, Properties, v8, v11,
+};
+use regatta_plugin_abi::{NcclResult, SUCCESS};
 
 use super::{Device, Net, NetError, Table};
 use crate::net_plugin::control_message::SLOT_BYTES;
@@ -14,6 +16,21 @@ use crate::net_plugin::logger::{logger, take_warning};
 
 /// No operation of the interface before version 9 is larger (`MAX_NET_SIZE` of NCCL).
 const MAX_OPERATION_BYTES_V8: usize = 1 << 30;
+
+/// Ignores events of the plug-in. NCCL always passes a function, so that plug-ins may not expect NULL.
+extern "C" fn ignore_event(
+    _handle: *mut *mut c_void,
+    _kind: c_int,
+    _parent: *mut c_void,
+    _plugin: i64,
+    _data: *mut c_void,
+) -> NcclResult {
+    SUCCESS
+}
+
+fn profiler() -> ProfilerCallback {
+    ignore_event as ProfilerCallback
+}
 
 impl Net {
     /// Initialises a plug-in and reads the properties of its NICs.
@@ -33,7 +50,7 @@ impl Net {
                 match table {
                     Table::V8(table) => (table.init)(logger()),
                     Table::V9(table) => (table.init)(logger()),
-                    Table::V10(table) => (table.init)(logger(), null_mut()),
+                    Table::V10(table) => (table.init)(logger(), profiler()),
                     Table::V11(_) => SUCCESS,
                 }
             };
@@ -47,7 +64,7 @@ impl Net {
                 let (mut context, mut config) = (null_mut(), CommConfig { traffic_class: -1 });
                 // SAFETY: all pointers are valid during the call.
                 let result = unsafe {
-                    (table.init)(&mut context, comm_id, &mut config, logger(), null_mut())
+                    (table.init)(&mut context, comm_id, &mut config, logger(), profiler())
                 };
                 net.check("init", result)?;
                 (net.context, net.has_context) = (context, true);

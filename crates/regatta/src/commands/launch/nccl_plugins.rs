@@ -32,6 +32,8 @@ const NETWORK: &str = "Regatta";
 pub const FOLDER: &str = "plugins";
 /// Name of the table in that folder.
 const TABLE_NAME: &str = "tuning.txt";
+/// Longest path that NCCL takes.
+const MAX_PATH_BYTES: usize = 254;
 /// Most sizes of communicators in a note.
 const MAX_SIZES: usize = 8;
 
@@ -108,6 +110,7 @@ impl NcclPlugins {
             let Some(path) = folder.join(name).to_str().map(str::to_owned) else {
                 bail!("{option} needs a run folder whose path is UTF-8: pass --run-dir")
             };
+            check_path(variable, &path).with_context(|| format!("{option} {path}"))?;
             Ok((RankFile { variable: variable.to_owned(), path, source }, option))
         };
         let built_in = |plugin: plugins::Plugin| FileSource::BuiltIn(plugin.name.to_owned());
@@ -129,6 +132,18 @@ impl NcclPlugins {
         }
         Ok(files)
     }
+}
+
+/// NCCL ignores a path that it cannot take, and uses its own transport or tuning unnoticed.
+fn check_path(variable: &str, path: &str) -> Result<()> {
+    let fix = "choose another folder with --run-dir, or another path of the library";
+    if variable == NET_VARIABLE && path.contains(',') {
+        bail!("NCCL takes {variable} as a list separated by commas; {fix}");
+    }
+    if variable != TABLE_VARIABLE && path.len() > MAX_PATH_BYTES {
+        bail!("NCCL takes at most {MAX_PATH_BYTES} bytes of {variable}; {fix}");
+    }
+    Ok(())
 }
 
 impl TuningTable {
@@ -291,6 +306,18 @@ mod tests {
             missing_rows(&table(9..20), job).unwrap().contains("ranks=16 nodes=1 and 3 more: ")
         );
         assert!(missing_rows(&table(0..0), job).unwrap().contains("but no rows at all: "));
+    }
+
+    #[test]
+    fn paths_that_nccl_ignores_are_rejected() {
+        let error = |variable, path: &str| check_path(variable, path).unwrap_err().to_string();
+        assert!(error(NET_VARIABLE, "/runs/lr=1,bs=2/net.so").contains("separated by commas"));
+        let long = format!("/{}.so", "x".repeat(251));
+        assert!(error(NET_VARIABLE, &long).starts_with("NCCL takes at most 254 bytes"));
+        assert!(error(TUNER_VARIABLE, &long).starts_with("NCCL takes at most 254 bytes"));
+        assert!(check_path(TUNER_VARIABLE, "/runs/lr=1,bs=2/tuner.so").is_ok());
+        assert!(check_path(TABLE_VARIABLE, &long).is_ok());
+        assert!(check_path(NET_VARIABLE, &long[1..]).is_ok());
     }
 
     #[test]
