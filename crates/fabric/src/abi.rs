@@ -63,9 +63,12 @@ pub const WAIT_NONE: c_int = 0;
 pub const WAIT_FD: c_int = 3;
 pub const GETWAIT: c_int = 5;
 pub const ENABLE: c_int = 6;
+pub const OPT_ENDPOINT: c_int = 0;
+pub const OPT_CUDA_API_PERMITTED: c_int = 10;
 pub const ADDR_UNSPEC: u64 = u64::MAX;
 
 pub const EAGAIN: isize = 11;
+pub const ENOMEM: isize = 12;
 pub const EAVAIL: isize = 259;
 pub const ECANCELED: c_int = 125;
 
@@ -264,6 +267,8 @@ pub struct RmaOps {
 pub struct EpOps {
     size: usize,
     pub cancel: unsafe extern "C" fn(*mut Fid, *mut c_void) -> isize,
+    getopt: usize,
+    pub setopt: unsafe extern "C" fn(*mut Fid, c_int, c_int, ConstPtr, usize) -> c_int,
 }
 
 #[repr(C)]
@@ -352,6 +357,7 @@ const _: () = {
     assert!(size_of::<Domain>() == 40 && offset_of!(DomainOps, endpoint) == 24);
     assert!(offset_of!(MrOps, reg) == 8 && offset_of!(Mr, mem_desc) == 24);
     assert!(offset_of!(Ep, cm) == 32 && offset_of!(Ep, tagged) == 56);
+    assert!(offset_of!(EpOps, setopt) == 24);
     assert!(offset_of!(EpOps, cancel) == 8 && offset_of!(CmOps, getname) == 16);
     assert!(offset_of!(TaggedOps, recv) == 8 && offset_of!(TaggedOps, send) == 32);
     assert!(size_of::<Av>() == 32 && offset_of!(AvOps, insert) == 8);

@@ -147,8 +147,23 @@ impl Endpoint {
         fi_call!(self, "fi_endpoint", ((*(*domain).ops).endpoint)(domain, info, ep, none))?;
         self.bind(self.av.cast(), 0)?;
         self.bind(self.cq.cast(), abi::SEND | abi::RECV)?;
+        self.forbid_cuda_calls();
         let ep: *mut Fid = self.ep.cast();
         fi_call!(self, "fi_enable", ((*(*ep).ops).control)(ep, abi::ENABLE, none))
+    }
+
+    /// Keeps the provider from calls of CUDA: those in NCCL's thread wait for its kernels, which wait for that
+    /// thread. Providers without such calls do not know the option.
+    fn forbid_cuda_calls(&self) {
+        let (ep, is_permitted) = (self.ep, false);
+        let value: *const c_void = (&raw const is_permitted).cast();
+        let (level, name) = (abi::OPT_ENDPOINT, abi::OPT_CUDA_API_PERMITTED);
+        // SAFETY: the endpoint and its attributes are open, and the value has the type of the option.
+        unsafe {
+            if (*self.info_list.first).caps & abi::HMEM != 0 {
+                ((*(*ep).ops).setopt)(ep.cast(), level, name, value, size_of::<bool>());
+            }
+        }
     }
 
     fn bind(&self, object: *mut Fid, flags: u64) -> FiResult {
@@ -266,7 +281,8 @@ impl Endpoint {
             fd: dma_buf.fd,
             offset: dma_buf.offset,
             len: length,
-            base_addr: start.cast(),
+            // The memory starts at the offset from this address.
+            base_addr: start.wrapping_sub(dma_buf.offset as usize).cast(),
         });
         let (memory, flags): (*const c_void, _) = match &descriptor {
             Some(descriptor) => ((&raw const *descriptor).cast(), abi::MR_DMABUF),
@@ -317,7 +333,9 @@ impl Endpoint {
                 }
                 None => {
                     let recv = (*ops).recv;
-                    ("fi_trecv", recv(ep, start, length, region, any_source, tag, 0, context))
+                    let code = recv(ep, start, length, region, any_source, tag, 0, context);
+                    // So shm says that its receive queue is full.
+                    ("fi_trecv", if code == -abi::ENOMEM { -abi::EAGAIN } else { code })
                 }
             }
         };

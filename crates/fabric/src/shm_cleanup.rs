@@ -30,15 +30,19 @@ pub(crate) fn remove_own_segments() {
 
 /// Removes the segments of dead processes.
 pub fn remove_stale_segments(addresses: &[Vec<u8>]) {
-    for (process, name) in addresses.iter().filter_map(|address| parts(address)) {
-        // The command line of a zombie is empty.
-        let command = std::fs::read(format!("/proc/{process}/cmdline"));
-        if command.is_ok_and(|command| !command.is_empty()) {
-            continue;
-        }
+    for address in addresses.iter().filter(|address| !is_running(address)) {
+        let Some((_, name)) = parts(address) else { continue };
         // Another rank may have removed it already.
         let _ = std::fs::remove_file(format!("/dev/shm/{name}"));
     }
+}
+
+/// Whether the process of an address runs on this machine, in this PID namespace.
+pub fn is_running(address: &[u8]) -> bool {
+    let Some((process, _)) = parts(address) else { return false };
+    // The command line of a zombie is empty.
+    let command = std::fs::read(format!("/proc/{process}/cmdline"));
+    command.is_ok_and(|command| !command.is_empty())
 }
 
 /// The first rank in the same process as a lower one. shm endpoints of one process access each

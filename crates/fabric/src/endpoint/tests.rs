@@ -23,7 +23,7 @@ unsafe extern "C" fn regattr(_: *mut Fid, attr: *const MrAttr, flags: u64, _: Ou
             (segment.iov_base as usize, 0, segment.iov_len)
         } else {
             let descriptor = &*attr.memory.cast::<MrDmaBuf>();
-            assert_eq!(descriptor.base_addr as usize, 0x1000);
+            assert_eq!(descriptor.base_addr as u64 + descriptor.offset, 0x1000);
             (descriptor.fd as usize, descriptor.offset, descriptor.len)
         };
         assert_eq!(attr.count, 1);

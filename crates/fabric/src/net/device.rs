@@ -67,6 +67,13 @@ fn is_software(provider: &str) -> bool {
     SOFTWARE.contains(&provider.split(';').next().unwrap_or_default())
 }
 
+/// Providers that register memory by dma-buf. Others take the descriptor for an address.
+const DMA_BUF: [&str; 2] = ["efa", "verbs"];
+
+fn takes_dma_buf(provider: &str) -> bool {
+    DMA_BUF.contains(&provider.split(';').next().unwrap_or_default())
+}
+
 fn is_ip(provider: &str) -> bool {
     ProviderChoice::parse(provider).has_ip_addresses()
 }
@@ -120,13 +127,13 @@ fn devices(
     let infos = library.infos(&query)?;
     let names = infos.names();
     let selected = settings.provider.for_nccl().domains(&names);
-    let has_other = selected.iter().any(|index| names[*index].1 != "lo");
+    let has_other = selected.iter().any(|index| !interface::is_virtual(&names[*index].1));
     let mut devices = Vec::new();
     for index in selected {
         let (provider, domain) = &names[index];
         let is_unwanted = is_ip(provider)
             && (!interface::matches(domain, settings.interfaces.as_deref())
-                || (domain == "lo" && has_other && settings.interfaces.is_none()));
+                || (interface::is_virtual(domain) && has_other && settings.interfaces.is_none()));
         let Some(info) = infos.get(index).filter(|_| !is_unwanted) else { continue };
         devices.push(device(library, (provider, domain), info, gpu_memory, root)?);
     }
@@ -170,7 +177,7 @@ fn device(
         pci_path,
         speed,
         gpu_memory,
-        dma_buf: gpu_memory && library.has_dma_buf(),
+        dma_buf: gpu_memory && library.has_dma_buf() && takes_dma_buf(provider),
         max_message: max_message.min(MAX_MAX_MESSAGE),
         info,
     })

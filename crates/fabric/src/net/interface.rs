@@ -15,6 +15,11 @@ pub struct Interface {
     pub ip: IpAddr,
 }
 
+/// Whether other nodes usually do not reach an interface.
+pub fn is_virtual(name: &str) -> bool {
+    VIRTUAL.iter().any(|prefix| name.starts_with(prefix))
+}
+
 /// Chooses the address. The filter has the syntax of `NCCL_SOCKET_IFNAME`: prefixes of names separated by
 /// commas, exact names after `=`, and those to leave out after `^`.
 pub fn choose(interfaces: &[Interface], filter: Option<&str>) -> Option<IpAddr> {
@@ -61,7 +66,9 @@ pub fn interfaces() -> std::io::Result<Vec<Interface>> {
     // SAFETY: the list ends with NULL, and lives until it is freed.
     while let Some(entry) = unsafe { next.as_ref() } {
         next = entry.ifa_next;
-        let is_up = entry.ifa_flags & libc::IFF_UP as u32 != 0;
+        // Running: with a link, as NCCL requires.
+        let flags = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
+        let is_up = entry.ifa_flags & flags == flags;
         // SAFETY: addresses have the type that their family says.
         if let Some(ip) = unsafe { ip_of(entry.ifa_addr) }.filter(|_| is_up) {
             // SAFETY: a C string of the list.

@@ -97,7 +97,7 @@ impl Settings {
 pub type Default = (&'static str, &'static str, &'static str);
 
 /// Slingshot. Sites set other values for some of them, which then count.
-const CXI: [Default; 9] = [
+const CXI: [Default; 10] = [
     ("FI_MR_CACHE_MONITOR", "userfaultfd", "the default monitor may deadlock"),
     ("FI_CXI_DISABLE_HOST_REGISTER", "1", "registration of host memory with the GPU may deadlock"),
     ("FI_CXI_DEFAULT_CQ_SIZE", "131072", "completion queues of large jobs"),
@@ -107,11 +107,19 @@ const CXI: [Default; 9] = [
     ("FI_CXI_RDZV_THRESHOLD", "0", "corrupted messages"),
     ("FI_CXI_RDZV_GET_MIN", "0", "corrupted messages"),
     ("FI_CXI_RDZV_EAGER_SIZE", "0", "corrupted messages"),
+    ("NCCL_PROTO", "^LL128", LL128),
 ];
 
+/// NCCL's protocols LL and LL128 have flags within their data.
+const LL128: &str =
+    "the network does not write 128 bytes in one piece, as the protocol LL128 needs";
+const LL: &str = "the network does not write data in order, as the protocols LL and LL128 need";
+
 /// EFA.
-const EFA: [Default; 1] =
-    [("FI_EFA_FORK_SAFE", "1", "data loaders fork while memory is registered")];
+const EFA: [Default; 2] = [
+    ("FI_EFA_FORK_SAFE", "1", "data loaders fork while memory is registered"),
+    ("NCCL_PROTO", "simple", LL),
+];
 
 /// TCP through the layer `ofi_rxm`, which libfabric has up to version 1.17 for this provider: it copies or negotiates
 /// messages that are larger than 16 KiB otherwise. NCCL's messages have at most 512 KiB.

@@ -286,7 +286,7 @@ fn memory_of_a_process_is_flushed_by_reading_it() {
     assert_ne!(region, Region::NONE);
     let base = memory.as_mut_ptr();
     // SAFETY: the offset is inside of the memory.
-    let flush = FlushBuffer { start: unsafe { base.add(100) }, region, base };
+    let flush = FlushBuffer { start: unsafe { base.add(100) }, region, base, registration: 0 };
     // SAFETY: the memory lives until the request is complete.
     let request = unsafe { pair.recv.flush(flush) }.unwrap().unwrap();
     wait(request, request);

@@ -395,7 +395,8 @@ pub(crate) unsafe extern "C" fn iflush(
             let is_gpu = |one: &&Registration| one.memory.kind != MemoryKind::Host && size > 0;
             let Some(registration) = registration.filter(is_gpu) else { continue };
             let base = registration.memory.start;
-            let buffer = FlushBuffer { start, region: registration.region, base };
+            let (region, id) = (registration.region, std::ptr::from_ref(registration).addr());
+            let buffer = FlushBuffer { start, region, base, registration: id };
             // SAFETY: NCCL keeps the memory until the request is complete.
             *request = request_object(unsafe { connection.flush(buffer)? });
             break;

@@ -177,6 +177,9 @@ fn null_is_an_error_and_not_a_crash() {
     }
 }
 
+/// In lines with a default of libfabric.
+pub const DEFAULT: &str = " by default: ";
+
 /// What the plug-in says with these variables.
 fn settings(variables: &[(&str, &str)]) -> Vec<String> {
     let folder = Folder::new();
@@ -199,7 +202,8 @@ fn settings(variables: &[(&str, &str)]) -> Vec<String> {
 #[test]
 fn a_provider_is_described_in_one_line() {
     for provider in providers() {
-        let lines = settings(&[("REGATTA_FABRIC", provider)]);
+        let mut lines = settings(&[("REGATTA_FABRIC", provider)]);
+        lines.retain(|line| !line.contains(DEFAULT));
         let [devices, listen, properties, info] = &lines[..] else { panic!("{lines:?}") };
         assert_eq!((listen.as_str(), properties.as_str()), ("listen Ok(())", "properties true"));
         assert!(devices.starts_with("devices ") && devices != "devices 0");
@@ -209,6 +213,18 @@ fn a_provider_is_described_in_one_line() {
             ["info: NET/Regatta: libfabric ", &provider, "NIC", " Gb/s", "GPUDirect RDMA: "],
         );
     }
+}
+
+#[test]
+fn defaults_of_a_provider_are_set_unless_the_user_has() {
+    let is_default = |line: &&String| line.contains(DEFAULT);
+    let limit = "FI_OFI_RXM_EAGER_LIMIT";
+    let lines = settings(&[("REGATTA_FABRIC", "tcp")]);
+    let defaults: Vec<&String> = lines.iter().filter(is_default).collect();
+    assert_eq!(defaults.len(), 1, "{lines:?}");
+    assert_contains(defaults[0], ["info: NET/Regatta: ", limit, "=524288 by default: "]);
+    let lines = settings(&[("REGATTA_FABRIC", "tcp"), (limit, "65536")]);
+    assert_eq!(lines.iter().filter(is_default).count(), 0, "{lines:?}");
 }
 
 #[test]

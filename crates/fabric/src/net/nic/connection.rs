@@ -1,6 +1,7 @@
 //! The state of a connection: its peer and its requests. No I/O.
 
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Buffer, TestResult};
@@ -8,6 +9,7 @@ use crate::endpoint::Address;
 use crate::net::clear_to_send::ClearToSend;
 use crate::net::grants::{Grant, Grants};
 use crate::net::{MAX_GROUPED_RECVS, MAX_REQUESTS, NetResult, tag};
+use crate::shm_cleanup::is_running;
 use crate::shm_lock::SegmentLock;
 
 /// What was sent before the peer closed the connection may still arrive. It fails after this time without a
@@ -47,7 +49,16 @@ pub struct Peer {
     /// Says whether it exists.
     pub stream: TcpStream,
     /// Of the provider shm: released if the process is killed with it.
-    pub segment_lock: Option<SegmentLock>,
+    pub segment_lock: Option<Arc<SegmentLock>>,
+    /// Whether its process was found by the number in its shm address. Not in another PID namespace.
+    pub is_visible: bool,
+}
+
+impl Peer {
+    /// Whether its process of the provider shm has ended, not only closed the connection.
+    pub fn has_exited(&self) -> bool {
+        self.is_visible && !is_running(&self.fabric_address)
+    }
 }
 
 /// What a request does next.
@@ -142,8 +153,9 @@ impl ConnectionState {
         self.start(group, Step::Receive { index: 0 }, number)
     }
 
-    pub fn start_flush(&mut self, from: (u64, u64)) -> u8 {
-        self.start(&[(Buffer::NONE, 0)], Step::Flush { from }, 0)
+    /// Starts a flush of memory of a registration.
+    pub fn start_flush(&mut self, memory: Buffer, from: (u64, u64)) -> u8 {
+        self.start(&[(memory, 0)], Step::Flush { from }, 0)
     }
 
     fn start(&mut self, group: &[(Buffer, i32)], step: Step, sequence: u16) -> u8 {

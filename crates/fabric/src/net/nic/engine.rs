@@ -134,8 +134,10 @@ impl Engine {
                 continue;
             }
             io.liveness.forget(&peer.stream);
-            // Its shared memory stays behind if it was killed.
-            remove_stale_segments(std::slice::from_ref(&peer.fabric_address));
+            // Its shared memory stays behind if it was killed. Of another PID namespace, it may still run.
+            if peer.is_visible {
+                remove_stale_segments(std::slice::from_ref(&peer.fabric_address));
+            }
             state.closed(id, ended.err(), now);
         }
         state.check_closed(now);

@@ -20,7 +20,7 @@ const CONTROL_RECVS: usize = 128;
 /// Clear-to-sends in flight, with providers that cannot inject them.
 const CONTROL_SENDS: usize = 64;
 /// Bytes that a flush reads.
-const FLUSH_BYTES: usize = 8;
+const FLUSH_BYTES: usize = 4;
 /// Completions read per poll.
 const CQ_BATCH: usize = 16;
 /// Polls in a row.
@@ -58,8 +58,8 @@ pub enum Event {
 enum Operation {
     /// Receives a clear-to-send into a control buffer.
     ControlRecv(usize),
-    /// Sends one from a control buffer.
-    ControlSend(usize),
+    /// Sends one of a connection from a control buffer.
+    ControlSend { buffer: usize, connection: u32 },
     /// A message of a request.
     Data { connection: u32, slot: u8, index: u8 },
 }
@@ -139,10 +139,15 @@ impl Io {
     }
 
     /// The address and key of the bytes that a flush reads.
-    pub fn flush_source(&self, FlushBuffer { start, region, base }: FlushBuffer) -> (u64, u64) {
+    pub fn flush_source(&self, FlushBuffer { start, region, base, .. }: FlushBuffer) -> (u64, u64) {
         let offset = (start as u64).wrapping_sub(base as u64);
         let address = if self.endpoint.info.virtual_addresses { start as u64 } else { offset };
         (address, region.key())
+    }
+
+    /// Peers that were connected.
+    pub fn peer_count(&self) -> usize {
+        self.addresses.len()
     }
 
     /// The address of a peer, inserted once.
@@ -180,7 +185,7 @@ impl Io {
             Action::Receive { buffer, tag, index } => {
                 self.post_data(None, buffer, tag, data(index))
             }
-            Action::ClearToSend { to, ref message } => self.send_control(to, message),
+            Action::ClearToSend { to, ref message } => self.send_control(connection, to, message),
             Action::Read { from } => self.read(from, data(0)),
         }
     }
@@ -208,7 +213,12 @@ impl Io {
         accepted(self.operations.post(operation, post))
     }
 
-    fn send_control(&mut self, to: Address, message: &ClearToSend) -> FiResult<bool> {
+    fn send_control(
+        &mut self,
+        connection: u32,
+        to: Address,
+        message: &ClearToSend,
+    ) -> FiResult<bool> {
         let mut bytes = [0; CONTROL_BYTES];
         let length = message.encode(&mut bytes);
         if length <= self.endpoint.info.inject {
@@ -222,7 +232,8 @@ impl Io {
         // SAFETY: the buffer lives as long as the endpoint, and is not changed until it is sent.
         let post =
             |context| unsafe { endpoint.post(Some(to), sent, region, tag::CONTROL, context) };
-        let sent = accepted(self.operations.post(Operation::ControlSend(buffer), post));
+        let sent =
+            accepted(self.operations.post(Operation::ControlSend { buffer, connection }, post));
         if !matches!(sent, Ok(true)) {
             self.free.push(buffer);
         }
@@ -244,8 +255,11 @@ impl Io {
                     }
                 }
                 PollResult::Failed(context, why) => {
-                    if let Some(operation) = self.operations.complete(context) {
-                        self.failed(operation, why);
+                    match self.operations.complete(context) {
+                        Some(operation) => self.failed(operation, why),
+                        // A message that was injected: its connection is not known.
+                        None if context.is_null() => why.map_or(Ok(()), Err)?,
+                        None => {}
                     }
                 }
                 PollResult::Broken(why) => return Err(why),
@@ -263,7 +277,7 @@ impl Io {
                 self.events.extend(message.map(Event::Granted));
                 self.unposted.push(buffer);
             }
-            Operation::ControlSend(buffer) => self.free.push(buffer),
+            Operation::ControlSend { buffer, .. } => self.free.push(buffer),
             Operation::Data { connection, slot, index } => {
                 self.events.push(Event::Completed { connection, slot, index, bytes });
             }
@@ -274,7 +288,12 @@ impl Io {
     fn failed(&mut self, operation: Operation, why: Option<String>) {
         match operation {
             Operation::ControlRecv(buffer) => self.unposted.push(buffer),
-            Operation::ControlSend(buffer) => self.free.push(buffer),
+            Operation::ControlSend { buffer, connection } => {
+                self.free.push(buffer);
+                // Without it, the peer would wait for ever.
+                let failed = |why| Event::Failed { connection, why };
+                self.events.extend(why.map(failed));
+            }
             Operation::Data { connection, .. } => {
                 let why = why.unwrap_or_else(|| "an operation was cancelled".to_owned());
                 self.events.push(Event::Failed { connection, why });

@@ -38,6 +38,10 @@ pub(super) use liveness::keep_alive;
 /// Requests with at least this many bytes are moved by the thread of the endpoint, if it has one.
 const BULK_BYTES: usize = 32 << 10;
 
+/// New connections need another endpoint after this many peers: addresses are never removed, and shm has room for
+/// 256.
+const MAX_PEERS: usize = 192;
+
 /// A message in memory of the host program.
 #[derive(Debug, Clone, Copy)]
 pub struct Buffer {
@@ -69,6 +73,8 @@ pub struct FlushBuffer {
     pub region: Region,
     /// Start of that registration.
     pub base: *mut u8,
+    /// Identifies the registration of the host program.
+    pub registration: usize,
 }
 
 /// Whether a request is complete.
@@ -105,6 +111,7 @@ pub struct Nic {
     own_address: Vec<u8>,
     pub(super) options: NicOptions,
     can_flush: bool,
+    takes_dma_buf: bool,
     engine: Arc<Engine>,
 }
 
@@ -115,11 +122,16 @@ impl Nic {
         let Device { provider, domain, .. } = device;
         let endpoint = Endpoint::open(device.info()?, provider, domain);
         let endpoint = endpoint.map_err(|why| format!("{provider} on {domain}: {why}"))?;
-        Self::new(endpoint, device.gpu_memory, options)
+        Self::new(endpoint, (device.gpu_memory, device.dma_buf), options)
     }
 
-    /// A NIC with an endpoint, which may be able to read its own memory for a flush.
-    fn new(endpoint: Endpoint, can_flush: bool, options: NicOptions) -> NetResult<Arc<Self>> {
+    /// A NIC with an endpoint, which may be able to read its own memory for a flush, and to register memory by
+    /// dma-buf.
+    fn new(
+        endpoint: Endpoint,
+        (can_flush, takes_dma_buf): (bool, bool),
+        options: NicOptions,
+    ) -> NetResult<Arc<Self>> {
         let own_address = endpoint.address()?;
         // NICs are kept for later communicators, and never closed if the process exits.
         shm_cleanup::remove_at_exit(&own_address);
@@ -134,7 +146,16 @@ impl Nic {
         if options.has_thread {
             start_thread(engine.clone())?;
         }
-        Ok(Arc::new(Self { provider, library, host, own_address, options, can_flush, engine }))
+        Ok(Arc::new(Self {
+            provider,
+            library,
+            host,
+            own_address,
+            options,
+            can_flush,
+            takes_dma_buf,
+            engine,
+        }))
     }
 
     /// Whether its connections have failed.
@@ -142,7 +163,7 @@ impl Nic {
         self.engine.state().failure.is_some()
     }
 
-    /// Whether new connections need another endpoint: this one has failed, or has cancelled receives. A
+    /// Whether new connections need another endpoint: this one has failed, is full, or has cancelled receives. A
     /// message that arrives for a cancelled receive stays unexpected for ever, and with some providers
     /// everything that the same peer sends later waits behind it.
     pub fn is_retired(&self) -> bool {
@@ -201,15 +222,18 @@ impl Nic {
         let address = io.address(&peer.address).map_err(|why| format!("{name}: {why}"))?;
         let watched = io.liveness.watch(&stream, connection.id);
         watched.map_err(|error| format!("{name}: {error}"))?;
+        let segment_lock = SegmentLock::map(&peer.address, self.library).map(Arc::new);
         let mut state = self.engine.state();
+        state.is_retired |= io.peer_count() >= MAX_PEERS;
         state.connection(connection.id)?.peer = Some(Peer {
             name,
             address,
+            is_visible: shm_cleanup::is_running(&peer.address),
             fabric_address: peer.address.clone(),
             connection: peer.connection,
             key: peer.key,
             stream,
-            segment_lock: SegmentLock::map(&peer.address, self.library),
+            segment_lock,
         });
         Ok(())
     }
@@ -262,7 +286,9 @@ impl Connection {
         let _guard = enter().ok_or("the process exits")?;
         self.nic.engine.state().check()?;
         let is_read = memory.kind != MemoryKind::Host && self.nic.can_flush;
-        self.nic.engine.io().endpoint.register(memory, is_read)
+        // RCCL passes a descriptor to every provider.
+        let dma_buf = memory.dma_buf.filter(|_| self.nic.takes_dma_buf);
+        self.nic.engine.io().endpoint.register(Memory { dma_buf, ..memory }, is_read)
     }
 
     /// Posts a send with a tag of the host program. `None` if the receive is not posted yet, or all requests
@@ -306,7 +332,9 @@ impl Connection {
             return Ok(None);
         }
         let from = self.nic.engine.io().flush_source(buffer);
-        let posted = self.start(SLOTS, |connection| Ok(Some(connection.start_flush(from))))?;
+        let memory = Buffer { registration: buffer.registration, ..Buffer::NONE };
+        let posted =
+            self.start(SLOTS, |connection| Ok(Some(connection.start_flush(memory, from))))?;
         // The host program would take `None` for complete.
         posted.map(Some).ok_or_else(|| format!("more than {SLOTS} requests are in flight"))
     }
@@ -374,7 +402,7 @@ impl Nic {
         (provider, domain): (&str, &str),
         options: NicOptions,
     ) -> NetResult<Arc<Self>> {
-        Self::new(Endpoint::open(info, provider, domain)?, true, options)
+        Self::new(Endpoint::open(info, provider, domain)?, (true, false), options)
     }
 }
 

@@ -19,7 +19,7 @@ pub struct State {
     closing: Vec<u32>,
     /// Requests with many bytes, which a thread of the plug-in moves.
     bulk: usize,
-    /// Whether operations were cancelled.
+    /// Whether operations were cancelled, or there are too many peers.
     pub is_retired: bool,
     /// Why the endpoint failed.
     pub failure: Option<String>,

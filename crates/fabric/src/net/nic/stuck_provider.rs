@@ -1,27 +1,30 @@
 //! A call of the provider that does not return, because a peer was killed with a lock: the lock is released in its
 //! place. The calling thread is NCCL's, so that nothing else could end the call.
 
-use std::sync::{TryLockError, Weak};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, TryLockError, Weak};
+use std::time::Duration;
 
 use super::engine::Engine;
-use super::liveness::has_ended;
 use crate::shm_lock::SegmentLock;
 
 /// Interval of the checks.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// Time without progress after which the locks of peers that have ended are released.
-const RELEASE_PEERS: Duration = Duration::from_millis(500);
+/// Checks without progress after which the locks of peers that have exited are released. Time would count while this
+/// process is stopped.
+const RELEASE_PEERS: u32 = 5;
 /// And the lock of this endpoint: later, for it may be held by the call that waits for a peer's.
-const RELEASE_OWN: Duration = Duration::from_secs(1);
+const RELEASE_OWN: u32 = 10;
+/// A lock is released if it is held at all of these times: other processes hold it for microseconds.
+const SAMPLES: u32 = 20;
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(1);
 
 /// What is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Release {
     Nothing,
-    /// Locks of peers that have ended.
+    /// Locks of peers that have exited.
     Peers,
-    /// The lock of this endpoint as well, if a peer has ended.
+    /// The lock of this endpoint as well, if a peer has exited.
     Own,
 }
 
@@ -29,21 +32,21 @@ enum Release {
 #[derive(Debug, Default)]
 struct Detector {
     progress: u64,
-    since: Option<Instant>,
+    stuck_checks: u32,
 }
 
 impl Detector {
     /// What to do, with the number of completed calls and whether one is in progress.
-    fn check(&mut self, is_busy: bool, progress: u64, now: Instant) -> Release {
+    fn check(&mut self, is_busy: bool, progress: u64) -> Release {
         if !is_busy || progress != self.progress {
-            *self = Self { progress, since: is_busy.then_some(now) };
+            *self = Self { progress, stuck_checks: 0 };
             return Release::Nothing;
         }
-        let stuck = now.saturating_duration_since(*self.since.get_or_insert(now));
-        match stuck {
-            _ if stuck >= RELEASE_OWN => Release::Own,
-            _ if stuck >= RELEASE_PEERS => Release::Peers,
-            _ => Release::Nothing,
+        self.stuck_checks += 1;
+        match self.stuck_checks {
+            0..RELEASE_PEERS => Release::Nothing,
+            RELEASE_PEERS..RELEASE_OWN => Release::Peers,
+            RELEASE_OWN.. => Release::Own,
         }
     }
 }
@@ -63,22 +66,33 @@ pub fn watch(engine: Weak<Engine>, own: SegmentLock) -> std::io::Result<()> {
 impl Engine {
     fn release_locks(&self, detector: &mut Detector, own: &SegmentLock) {
         let is_busy = matches!(self.io.try_lock(), Err(TryLockError::WouldBlock));
-        let release = detector.check(is_busy, self.progress_count(), Instant::now());
+        let release = detector.check(is_busy, self.progress_count());
         if release == Release::Nothing {
             return;
         }
-        let state = self.state();
-        let peers = state.connections.values().filter_map(|connection| connection.peer.as_ref());
         let mut has_lost_peer = false;
-        for peer in peers.filter(|peer| !matches!(has_ended(&peer.stream), Ok(false))) {
-            has_lost_peer = true;
-            if let Some(lock) = peer.segment_lock.as_ref().filter(|lock| lock.is_held()) {
-                lock.release();
+        let mut locks: Vec<Arc<SegmentLock>> = Vec::new();
+        for connection in self.state().connections.values() {
+            if let Some(peer) = connection.peer.as_ref().filter(|peer| peer.has_exited()) {
+                has_lost_peer = true;
+                locks.extend(peer.segment_lock.clone());
             }
         }
-        if has_lost_peer && release == Release::Own && own.is_held() {
-            own.release();
+        locks.iter().for_each(|lock| release_if_held(lock));
+        if has_lost_peer && release == Release::Own {
+            release_if_held(own);
         }
+    }
+}
+
+/// Releases a lock that is held all the time.
+fn release_if_held(lock: &SegmentLock) {
+    let is_held = |_| {
+        std::thread::sleep(SAMPLE_INTERVAL);
+        lock.is_held()
+    };
+    if lock.is_held() && (0..SAMPLES).all(is_held) {
+        lock.release();
     }
 }
 
@@ -88,16 +102,16 @@ mod tests {
 
     #[test]
     fn locks_are_released_only_without_progress() {
-        let start = Instant::now();
-        let at = |seconds: f64| start + Duration::from_secs_f64(seconds);
         let mut detector = Detector::default();
-        assert_eq!(detector.check(true, 7, at(0.0)), Release::Nothing);
-        assert_eq!(detector.check(true, 7, at(0.4)), Release::Nothing);
-        assert_eq!(detector.check(true, 8, at(0.6)), Release::Nothing, "a call has completed");
-        assert_eq!(detector.check(true, 8, at(1.0)), Release::Nothing);
-        assert_eq!(detector.check(false, 8, at(1.05)), Release::Nothing, "not in use");
-        assert_eq!(detector.check(true, 8, at(1.1)), Release::Nothing);
-        assert_eq!(detector.check(true, 8, at(1.6)), Release::Peers);
-        assert_eq!(detector.check(true, 8, at(2.1)), Release::Own);
+        let mut check = |is_busy, progress, times| {
+            (0..times).map(|_| detector.check(is_busy, progress)).last().unwrap()
+        };
+        assert_eq!(check(true, 7, RELEASE_PEERS), Release::Nothing);
+        assert_eq!(check(true, 8, 1), Release::Nothing, "a call has completed");
+        assert_eq!(check(true, 8, RELEASE_PEERS - 1), Release::Nothing);
+        assert_eq!(check(false, 8, 1), Release::Nothing, "not in use");
+        assert_eq!(check(true, 8, RELEASE_PEERS), Release::Peers);
+        assert_eq!(check(true, 8, RELEASE_OWN - RELEASE_PEERS), Release::Own);
+        assert_eq!(check(true, 9, 1), Release::Nothing);
     }
 }
