@@ -38,9 +38,9 @@ pub(super) use liveness::keep_alive;
 /// Requests with at least this many bytes are moved by the thread of the endpoint, if it has one.
 const BULK_BYTES: usize = 32 << 10;
 
-/// New connections need another endpoint after this many peers: addresses are never removed, and shm has room for
-/// 256.
-const MAX_PEERS: usize = 192;
+/// New connections of shm need another endpoint after this many peers: it has room for 256, and addresses are never
+/// removed.
+const MAX_SHM_PEERS: usize = 192;
 
 /// A message in memory of the host program.
 #[derive(Debug, Clone, Copy)]
@@ -158,6 +158,10 @@ impl Nic {
         }))
     }
 
+    fn is_shm(&self) -> bool {
+        self.provider.starts_with("shm")
+    }
+
     /// Whether its connections have failed.
     pub fn has_failed(&self) -> bool {
         self.engine.state().failure.is_some()
@@ -211,7 +215,7 @@ impl Nic {
             return Err(format!("{name} uses provider {theirs}, {} uses {ours}", self.host));
         }
         let is_own = peer.process == std::process::id() && peer.host == self.host;
-        if is_own && self.provider.starts_with("shm") {
+        if is_own && self.is_shm() {
             return Err("provider shm cannot connect ranks of the same process".to_owned());
         }
         let kept = keep_alive(&stream, self.options.timeout);
@@ -224,7 +228,7 @@ impl Nic {
         watched.map_err(|error| format!("{name}: {error}"))?;
         let segment_lock = SegmentLock::map(&peer.address, self.library).map(Arc::new);
         let mut state = self.engine.state();
-        state.is_retired |= io.peer_count() >= MAX_PEERS;
+        state.is_retired |= self.is_shm() && io.peer_count() >= MAX_SHM_PEERS;
         state.connection(connection.id)?.peer = Some(Peer {
             name,
             address,
