@@ -131,10 +131,12 @@ fn a_call_mismatch_is_reported_by_all_ranks() {
     let start = Instant::now();
     let errors = suite::in_parallel(all, |config| {
         let comm = join(config).unwrap();
-        comm.barrier().unwrap();
         // Several chunks, so user memory is in use when the call fails.
         let count = if comm.rank() == 1 { 900_000 } else { 1_000_000 };
-        let error = comm.all_reduce(&mut vec![1.0f32; count], ReduceOp::Sum).unwrap_err();
+        let mut values = vec![1.0f32; count];
+        // The other ranks may fail before the barrier returns.
+        let sum = comm.barrier().and_then(|()| comm.all_reduce(&mut values, ReduceOp::Sum));
+        let error = sum.unwrap_err();
         std::thread::sleep(Duration::from_millis(100));
         error
     });

@@ -139,10 +139,12 @@ fn a_call_mismatch_is_reported_by_all_ranks() {
     let start = Instant::now();
     let errors = suite::in_parallel(all, |config| {
         let comm = join(config).unwrap();
-        comm.barrier().unwrap();
         // Several chunks, so user memory is in use when the call fails.
         let count = if comm.rank() == 1 { 900_000 } else { 1_000_000 };
-        let error = comm.all_reduce(&mut vec![1.0f32; count], ReduceOp::Sum).unwrap_err();
+        let mut values = vec![1.0f32; count];
+        // The other ranks may fail before the barrier returns.
+        let sum = comm.barrier().and_then(|()| comm.all_reduce(&mut values, ReduceOp::Sum));
+        let error = sum.unwrap_err();
         std::thread::sleep(Duration::from_millis(100));
         error
     });
@@ -184,26 +186,25 @@ fn registrations(memory: &[u8]) -> usize {
     }
 }
 
+/// Whether the abort lets the message end or closes the connection depends on the load of the machine.
 #[test]
 fn memory_of_an_aborted_operation_is_not_registered() {
-    suite::on_all_ranks(world(2), |comm| {
-        for round in 0..20 {
+    for round in 0..10 {
+        suite::on_all_ranks(world(2), |comm| {
             let split = comm.split(Some(0), 0).unwrap().unwrap();
-            let mut bytes = vec![1u8; 32 << 20];
+            let mut bytes = vec![1u8; 16 << 20];
             comm.barrier().unwrap();
             let result = std::thread::scope(|scope| {
-                let aborting = (round + comm.rank()) % 2 == 0;
                 let abort = || {
                     std::thread::sleep(Duration::from_micros(500 * u64::from(round)));
                     split.abort("test abort");
                 };
-                aborting.then(|| scope.spawn(abort));
+                ((round + comm.rank()) % 2 == 0).then(|| scope.spawn(abort));
                 split.broadcast(&mut bytes, 0)
             });
             assert_eq!(registrations(&bytes), 0, "round {round}, {result:?}");
-            comm.barrier().unwrap();
-        }
-    });
+        });
+    }
 }
 
 #[test]
@@ -236,6 +237,9 @@ fn unusable_plugins_are_reported_by_all_ranks() {
     }
 }
 
+/// Attempts to see a failure before its effects.
+const ATTEMPTS: usize = 5;
+
 /// Not a test itself: connects and reports the error.
 #[test]
 fn connecting_rank_main() {
@@ -260,12 +264,16 @@ fn failures_of_a_plugin_name_the_function_and_the_rank() {
     ] {
         let (fake, failing) = (fake(), [("NCCL_NET_FAKE_FAIL", function)]);
         let variables = [("REGATTA_NET_PLUGIN", fake.to_str().unwrap()), failing[0]];
-        let mut ranks = start_local(2, "connecting_rank_main", &(), &variables);
-        for outcome in ranks.outcomes() {
-            let error = outcome.unwrap();
-            assert!(error.contains("cannot use the net plug-in"), "{function}: {error}");
-            assert!(error.contains(expected), "{function}: {error}");
-        }
+        // The peer that fails first closes its connections, which may be what the other one sees.
+        let is_named = (0..ATTEMPTS).any(|_| {
+            let mut ranks = start_local(2, "connecting_rank_main", &(), &variables);
+            ranks.outcomes().into_iter().all(|outcome| {
+                let error = outcome.unwrap();
+                assert!(error.contains("cannot use the net plug-in"), "{function}: {error}");
+                error.contains(expected)
+            })
+        });
+        assert!(is_named, "{function}");
     }
     let fake = fake();
     let variables =

@@ -20,6 +20,13 @@ fn registered() -> MutexGuard<'static, Vec<Range<usize>>> {
     REGISTERED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Memory of a connection is not registered any more.
+fn forget(memory: &Range<usize>) {
+    let mut all = registered();
+    let at = all.iter().position(|one| one == memory);
+    at.map(|at| all.swap_remove(at));
+}
+
 /// For tests: how many registrations overlap memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn regatta_fake_net_registrations(start: usize, length: usize) -> usize {
@@ -115,17 +122,14 @@ pub unsafe extern "C" fn reg_mr(
 pub unsafe extern "C" fn dereg_mr(connection: Object, region: Object) -> NcclResult {
     let deregister = |connection: &mut Connection| {
         let at = region.addr().wrapping_sub(1);
-        match connection.regions.get_mut(at).and_then(Option::take) {
+        let memory = connection.regions.get_mut(at).and_then(Option::take);
+        memory.iter().for_each(forget);
+        match memory {
             // Some plug-ins take it as the end of all use of the memory.
             Some(memory) if connection.uses(&memory) => {
                 Err(warn("deregistration of memory in use", INVALID_USAGE))
             }
-            Some(memory) => {
-                let mut all = registered();
-                let at = all.iter().position(|one| *one == memory);
-                at.map(|at| all.swap_remove(at));
-                Ok(())
-            }
+            Some(_) => Ok(()),
             None => Err(warn("deregistration of memory that is not registered", INVALID_USAGE)),
         }
     };
@@ -142,6 +146,7 @@ pub unsafe extern "C" fn close(connection: Object) -> NcclResult {
     unsafe {
         let checked = with(connection, check);
         let connection = Box::from_raw(connection.cast::<Connection>());
+        connection.regions.iter().flatten().for_each(forget);
         connection.requests.iter().for_each(|request| drop(Box::from_raw(*request)));
         checked.map_or_else(|error| error, |()| SUCCESS)
     }

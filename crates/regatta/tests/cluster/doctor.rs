@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use regatta_doctor::{Check, Diagnosis, Verdict};
+use regatta_doctor::{Check, CheckResult, Diagnosis, Finding, Verdict};
 use regatta_model::document;
 use regatta_testbed::{Cluster, cluster_or_skip, run, write_with_mode};
 
@@ -94,11 +94,18 @@ impl Site {
     }
 }
 
-/// All findings: the check and the node that it blames. Each has a reason and a fix.
+/// Whether a warning is due to the load of this machine, which all nodes share: the doctor says so.
+fn is_disturbed(check: &CheckResult, finding: &Finding) -> bool {
+    check.check == Check::Speed
+        && finding.verdict == Verdict::Warn
+        && finding.fix.starts_with("other processes used ")
+}
+
+/// All other findings: the check and the node that it blames. Each has a reason and a fix.
 fn blamed(diagnosis: &Diagnosis) -> Vec<(Check, &str)> {
     let mut blamed = Vec::new();
     for check in &diagnosis.checks {
-        for finding in &check.findings {
+        for finding in check.findings.iter().filter(|finding| !is_disturbed(check, finding)) {
             assert!(!finding.reason.is_empty() && !finding.fix.is_empty(), "{finding:?}");
             assert_eq!(finding.hosts.len(), 1, "{finding:?}");
             blamed.push((check.check, finding.hosts[0].as_str()));
@@ -124,7 +131,9 @@ fn healthy(site: &Site) {
     for number in 0..runs {
         let diagnosis = site.doctor(&[]);
         assert_eq!(blamed(&diagnosis), [], "run {number}: {diagnosis:#?}");
-        assert_eq!((diagnosis.nodes, diagnosis.verdict), (4, Verdict::Pass));
+        let has_warning = diagnosis.checks.iter().any(|check| !check.findings.is_empty());
+        let verdict = if has_warning { Verdict::Warn } else { Verdict::Pass };
+        assert_eq!((diagnosis.nodes, diagnosis.verdict), (4, verdict));
     }
 }
 
