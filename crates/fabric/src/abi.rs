@@ -24,6 +24,7 @@ pub const API: u32 = (1 << 16) | 9;
 /// The API version in which memory can be registered by a dma-buf descriptor.
 pub const API_DMABUF: u32 = (1 << 16) | 20;
 
+pub const MSG: u64 = 1 << 1;
 pub const RMA: u64 = 1 << 2;
 pub const TAGGED: u64 = 1 << 3;
 pub const READ: u64 = 1 << 8;
@@ -53,6 +54,7 @@ pub const HMEM_CUDA: c_int = 1;
 pub const HMEM_ROCR: c_int = 2;
 pub const BUS_PCI: c_int = 1;
 
+pub const EP_MSG: c_int = 1;
 pub const EP_RDM: c_int = 3;
 pub const AV_UNSPEC: c_int = 0;
 pub const AV_TABLE: c_int = 2;
@@ -66,6 +68,11 @@ pub const ENABLE: c_int = 6;
 pub const OPT_ENDPOINT: c_int = 0;
 pub const OPT_CUDA_API_PERMITTED: c_int = 10;
 pub const ADDR_UNSPEC: u64 = u64::MAX;
+
+/// Events of connections.
+pub const CONNREQ: u32 = 1;
+pub const CONNECTED: u32 = 2;
+pub const SHUTDOWN: u32 = 3;
 
 pub const EAGAIN: isize = 11;
 pub const ENOMEM: isize = 12;
@@ -85,7 +92,9 @@ pub struct Info {
     pub next: *mut Info,
     pub caps: u64,
     pub mode: u64,
-    unused: [usize; 6],
+    unused: [usize; 5],
+    /// The request for a connection that an endpoint accepts.
+    pub handle: *mut Fid,
     pub tx_attr: *mut QueueAttr,
     pub rx_attr: *mut QueueAttr,
     pub ep_attr: *mut EpAttr,
@@ -183,12 +192,15 @@ pub struct Object<O> {
 pub type Fabric = Object<FabricOps>;
 pub type Av = Object<AvOps>;
 pub type Cq = Object<CqOps>;
+pub type Eq = Object<EqOps>;
 
 #[repr(C)]
 pub struct FabricOps {
     size: usize,
     pub domain: unsafe extern "C" fn(*mut Fabric, *mut Info, Out<Domain>, Ptr) -> c_int,
-    unused: [usize; 3],
+    pub passive_ep: unsafe extern "C" fn(*mut Fabric, *mut Info, Out<Pep>, Ptr) -> c_int,
+    pub eq_open: unsafe extern "C" fn(*mut Fabric, *mut EqAttr, Out<Eq>, Ptr) -> c_int,
+    unused: usize,
     pub trywait: unsafe extern "C" fn(*mut Fabric, *mut *mut Fid, c_int) -> c_int,
 }
 
@@ -252,9 +264,17 @@ pub struct Ep {
     pub fid: Fid,
     pub ops: *const EpOps,
     pub cm: *const CmOps,
-    unused: usize,
+    pub msg: *const MsgOps,
     pub rma: *const RmaOps,
     pub tagged: *const TaggedOps,
+}
+
+/// A passive endpoint, which listens for connections.
+#[repr(C)]
+pub struct Pep {
+    pub fid: Fid,
+    ops: *const c_void,
+    pub cm: *const CmOps,
 }
 
 #[repr(C)]
@@ -275,6 +295,20 @@ pub struct EpOps {
 pub struct CmOps {
     unused: [usize; 2],
     pub getname: unsafe extern "C" fn(*mut Fid, *mut c_void, *mut usize) -> c_int,
+    getpeer: usize,
+    pub connect: unsafe extern "C" fn(*mut Ep, ConstPtr, ConstPtr, usize) -> c_int,
+    pub listen: unsafe extern "C" fn(*mut Pep) -> c_int,
+    pub accept: unsafe extern "C" fn(*mut Ep, ConstPtr, usize) -> c_int,
+    pub reject: unsafe extern "C" fn(*mut Pep, *mut Fid, ConstPtr, usize) -> c_int,
+    pub shutdown: unsafe extern "C" fn(*mut Ep, u64) -> c_int,
+}
+
+#[repr(C)]
+pub struct MsgOps {
+    size: usize,
+    pub recv: unsafe extern "C" fn(*mut Ep, Ptr, usize, Ptr, u64, Ptr) -> isize,
+    unused: [usize; 2],
+    pub send: unsafe extern "C" fn(*mut Ep, ConstPtr, usize, Ptr, u64, Ptr) -> isize,
 }
 
 #[repr(C)]
@@ -336,9 +370,43 @@ pub struct CqError {
     rest: [usize; 8],
 }
 
+#[repr(C)]
+pub struct EqOps {
+    size: usize,
+    pub read: unsafe extern "C" fn(*mut Eq, *mut u32, *mut c_void, usize, u64) -> isize,
+    pub readerr: unsafe extern "C" fn(*mut Eq, *mut EqError, u64) -> isize,
+}
+
+/// Padded for newer versions.
+#[repr(C)]
+pub struct EqAttr {
+    pub size: usize,
+    pub flags: u64,
+    pub wait_obj: c_int,
+    pub rest: [usize; 8],
+}
+
+/// An event of a connection, followed by the data of its request.
+#[repr(C)]
+pub struct EqCmEntry {
+    pub fid: *mut Fid,
+    /// Of a request; owned by the reader.
+    pub info: *mut Info,
+}
+
+/// Padded for newer versions.
+#[repr(C)]
+pub struct EqError {
+    pub fid: *mut Fid,
+    unused: [usize; 2],
+    pub err: c_int,
+    rest: [usize; 8],
+}
+
 /// The offsets in the headers.
 #[cfg(target_pointer_width = "64")]
 const _: () = {
+    assert!(offset_of!(Info, handle) == 64);
     assert!(offset_of!(Info, tx_attr) == 72 && offset_of!(Info, fabric_attr) == 104);
     assert!(offset_of!(Info, nic) == 112 && offset_of!(Nic, bus_attr) == 32);
     assert!(offset_of!(Nic, link_attr) == 40 && offset_of!(LinkAttr, speed) == 16);
@@ -354,6 +422,7 @@ const _: () = {
     assert!(offset_of!(FabricAttr, prov_name) == 16 && size_of::<CqEntry>() == 24);
     assert!(size_of::<Fid>() == 24 && offset_of!(Ops, control) == 24);
     assert!(offset_of!(FabricOps, domain) == 8 && offset_of!(FabricOps, trywait) == 40);
+    assert!(offset_of!(FabricOps, passive_ep) == 16 && offset_of!(FabricOps, eq_open) == 24);
     assert!(size_of::<Domain>() == 40 && offset_of!(DomainOps, endpoint) == 24);
     assert!(offset_of!(MrOps, reg) == 8 && offset_of!(Mr, mem_desc) == 24);
     assert!(offset_of!(Ep, cm) == 32 && offset_of!(Ep, tagged) == 56);
@@ -365,5 +434,12 @@ const _: () = {
     assert!(offset_of!(CqOps, read) == 8 && offset_of!(CqOps, readerr) == 24);
     assert!(offset_of!(CqAttr, format) == 16 && offset_of!(CqAttr, wait_obj) == 20);
     assert!(size_of::<CqAttr>() >= 48);
+    assert!(offset_of!(Ep, msg) == 40 && offset_of!(Pep, cm) == 32);
+    assert!(offset_of!(CmOps, connect) == 32 && offset_of!(CmOps, shutdown) == 64);
+    assert!(offset_of!(MsgOps, recv) == 8 && offset_of!(MsgOps, send) == 32);
+    assert!(offset_of!(EqOps, read) == 8 && offset_of!(EqOps, readerr) == 16);
+    assert!(offset_of!(EqAttr, wait_obj) == 16 && size_of::<EqAttr>() >= 32);
+    assert!(size_of::<EqCmEntry>() == 16 && offset_of!(EqError, err) == 24);
+    assert!(size_of::<EqError>() >= 48);
     assert!(offset_of!(CqError, err) == 56 && size_of::<CqError>() >= 88);
 };

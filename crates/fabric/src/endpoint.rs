@@ -1,6 +1,7 @@
 //! A libfabric endpoint: addresses, tagged messages and completions. Never blocks.
 
 mod close;
+mod connected;
 #[cfg(test)]
 mod tests;
 
@@ -11,9 +12,12 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::FiResult;
 use crate::abi::{self, Av, AvAttr, Context, Cq, CqAttr, CqEntry, CqError, Domain, Ep, Fabric};
-use crate::abi::{Fid, Mr};
+use crate::abi::{Eq, Fid, Mr, Pep};
 use crate::library::InfoList;
 use crate::memory::{Memory, MemoryKind, Region};
+use close::close;
+
+pub use connected::{ConnectRequest, ConnectedEp, ConnectionEvent, MAX_REQUEST_DATA};
 
 /// Upper limit of an address in bytes.
 pub const MAX_ADDRESS_BYTES: usize = 512;
@@ -47,6 +51,8 @@ pub struct ProviderInfo {
     pub virtual_addresses: bool,
     /// Whether it only makes progress when polled, without threads or hardware of its own.
     pub manual_progress: bool,
+    /// Whether each connection has an endpoint of its own (`FI_EP_MSG`).
+    pub is_connected_kind: bool,
 }
 
 /// The result of polling the completion queue.
@@ -72,6 +78,15 @@ pub enum WaitObject {
     Fd(RawFd),
 }
 
+/// How completions are waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WaitMode {
+    /// By polling only: some providers make system calls for each completion to wake up others.
+    Poll,
+    /// With a descriptor to sleep on, if the provider has one.
+    Sleep,
+}
+
 /// An endpoint and its objects, which are null until they are opened.
 pub struct Endpoint {
     /// The fi_info of the provider, whose attributes are never null.
@@ -83,6 +98,11 @@ pub struct Endpoint {
     av: *mut Av,
     cq: *mut Cq,
     ep: *mut Ep,
+    /// Of connected endpoints.
+    eq: *mut Eq,
+    pep: *mut Pep,
+    connected: HashSet<ConnectedEp>,
+    wait_mode: WaitMode,
     /// Whether posting is disabled.
     closing: bool,
     /// Becomes readable on a completion, if the provider supports it.
@@ -105,10 +125,15 @@ macro_rules! fi_call {
         }
     };
 }
+use fi_call;
 
 impl Endpoint {
     /// Opens an endpoint of the first provider in a list.
-    pub fn open(info_list: InfoList, provider: &str, domain: &str) -> FiResult<Self> {
+    pub fn open(
+        info_list: InfoList,
+        (provider, domain): (&str, &str),
+        wait_mode: WaitMode,
+    ) -> FiResult<Self> {
         let mut endpoint = Self {
             info: provider_info(&info_list, provider, domain),
             info_list,
@@ -117,6 +142,10 @@ impl Endpoint {
             av: std::ptr::null_mut(),
             cq: std::ptr::null_mut(),
             ep: std::ptr::null_mut(),
+            eq: std::ptr::null_mut(),
+            pep: std::ptr::null_mut(),
+            connected: HashSet::new(),
+            wait_mode,
             closing: false,
             fd: None,
             regions: HashSet::new(),
@@ -133,6 +162,10 @@ impl Endpoint {
         fi_call!(self, "fi_fabric", (library.fabric)((*info).fabric_attr, fabric, none))?;
         let fabric = self.fabric;
         fi_call!(self, "fi_domain", ((*(*fabric).ops).domain)(fabric, info, domain, none))?;
+        self.open_queue()?;
+        if self.info.is_connected_kind {
+            return self.open_listener();
+        }
         let domain = self.domain;
         let (av, ep) = (&raw mut self.av, &raw mut self.ep);
         // SAFETY: the attributes of an fi_info are never null.
@@ -143,7 +176,6 @@ impl Endpoint {
         let mut attributes = AvAttr { kind, rx_ctx_bits: 0, rest: [0; 9] };
         let a = &raw mut attributes;
         fi_call!(self, "fi_av_open", ((*(*domain).ops).av_open)(domain, a, av, none))?;
-        self.open_queue()?;
         fi_call!(self, "fi_endpoint", ((*(*domain).ops).endpoint)(domain, info, ep, none))?;
         self.bind(self.av.cast(), 0)?;
         self.bind(self.cq.cast(), abi::SEND | abi::RECV)?;
@@ -171,14 +203,15 @@ impl Endpoint {
         fi_call!(self, "fi_ep_bind", ((*(*ep).ops).bind)(ep, object, flags))
     }
 
-    /// Opens the completion queue, with a wait descriptor if the provider supports one.
+    /// Opens the completion queue, with a wait descriptor if it is wanted and the provider has one.
     fn open_queue(&mut self) -> FiResult {
         let (info, none) = (self.info_list.first, std::ptr::null_mut());
         let (domain, cq) = (self.domain, &raw mut self.cq);
         // SAFETY: the attributes of an fi_info are never null.
         let size = unsafe { (*(*info).tx_attr).size + (*(*info).rx_attr).size };
         let mut opened = Err(String::new());
-        for wait_obj in [abi::WAIT_FD, abi::WAIT_NONE] {
+        let polls = self.wait_mode == WaitMode::Poll;
+        for wait_obj in [abi::WAIT_FD, abi::WAIT_NONE].into_iter().skip(usize::from(polls)) {
             let format = abi::CQ_FORMAT_MSG;
             let mut attributes = CqAttr { size, flags: 0, format, wait_obj, rest: [0; 8] };
             let a = &raw mut attributes;
@@ -203,12 +236,17 @@ impl Endpoint {
         self.info_list.library.version()
     }
 
-    /// The address of this endpoint.
+    /// The address of this endpoint, or of the one that listens.
     pub fn address(&self) -> FiResult<Vec<u8>> {
-        let (ep, mut address) = (self.ep, vec![0u8; MAX_ADDRESS_BYTES]);
+        let mut address = vec![0u8; MAX_ADDRESS_BYTES];
         let (into, mut length) = (address.as_mut_ptr().cast(), MAX_ADDRESS_BYTES);
-        let fid = ep.cast();
-        fi_call!(self, "fi_getname", ((*(*ep).cm).getname)(fid, into, &mut length))?;
+        let (fid, cm): (*mut Fid, _) = match self.info.is_connected_kind {
+            // SAFETY: open.
+            true => (self.pep.cast(), unsafe { (*self.pep).cm }),
+            // SAFETY: open.
+            false => (self.ep.cast(), unsafe { (*self.ep).cm }),
+        };
+        fi_call!(self, "fi_getname", ((*cm).getname)(fid, into, &mut length))?;
         address.truncate(length);
         Ok(address)
     }
@@ -447,6 +485,7 @@ fn provider_info(info_list: &InfoList, provider: &str, domain: &str) -> Provider
         let info = &*info_list.first;
         let ep = &*info.ep_attr;
         ProviderInfo {
+            is_connected_kind: ep.kind == abi::EP_MSG,
             manual_progress: MANUAL_PROGRESS.contains(&layer),
             provider: provider.to_owned(),
             domain: domain.to_owned(),

@@ -75,6 +75,15 @@ impl<T> InFlight<T> {
         self.slots.iter().filter_map(|slot| Some((slot.operation.as_ref()?, slot.context.as_ptr())))
     }
 
+    /// Forgets operations that will not complete: the provider has given them up.
+    pub fn retain(&mut self, keep: impl Fn(&T) -> bool) {
+        for (number, slot) in self.slots.iter_mut().enumerate() {
+            if slot.operation.take_if(|operation| !keep(operation)).is_some() {
+                self.free.push(number);
+            }
+        }
+    }
+
     /// Takes all operations, after the endpoint was closed.
     pub fn take_all(&mut self) -> Vec<T> {
         self.slots.iter_mut().filter_map(|slot| slot.operation.take()).collect()

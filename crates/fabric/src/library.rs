@@ -22,7 +22,8 @@ type GetInfo =
 /// The exported functions. All others are reached through the objects they create.
 pub struct Library {
     getinfo: GetInfo,
-    freeinfo: unsafe extern "C" fn(*mut Info),
+    /// `fi_freeinfo`.
+    pub freeinfo: unsafe extern "C" fn(*mut Info),
     dupinfo: unsafe extern "C" fn(*const Info) -> *mut Info,
     /// `fi_fabric`.
     pub fabric: unsafe extern "C" fn(*mut FabricAttr, Out<Fabric>, *mut c_void) -> c_int,
@@ -81,7 +82,7 @@ impl Library {
         self.version() >= (abi::API_DMABUF >> 16, abi::API_DMABUF & 0xffff)
     }
 
-    /// Providers of reliable datagram endpoints (`FI_EP_RDM`) with tagged messages.
+    /// Providers of reliable datagram endpoints (`FI_EP_RDM`) with tagged messages, or of connected endpoints.
     pub fn infos(&'static self, query: &Query<'_>) -> FiResult<InfoList> {
         let hints = self.hints(query)?;
         let node = query.source.and_then(|ip| CString::new(ip.to_string()).ok());
@@ -110,7 +111,11 @@ impl Library {
         let Some(info) = (unsafe { first.as_mut() }) else {
             return Err("out of memory for the libfabric hints".to_owned());
         };
-        info.caps = abi::TAGGED;
+        let (caps, kind) = match query.connected {
+            true => (abi::MSG, abi::EP_MSG),
+            false => (abi::TAGGED, abi::EP_RDM),
+        };
+        info.caps = caps;
         let mut modes = abi::MR_VIRT_ADDR | abi::MR_ALLOCATED | abi::MR_PROV_KEY | abi::MR_ENDPOINT;
         if query.registration {
             modes |= abi::MR_LOCAL;
@@ -125,7 +130,7 @@ impl Library {
         info.mode = abi::MODE_CONTEXT | abi::MODE_CONTEXT2;
         // SAFETY: as above.
         unsafe {
-            (*info.ep_attr).kind = abi::EP_RDM;
+            (*info.ep_attr).kind = kind;
             (*info.domain_attr).mr_mode = modes;
             (*info.domain_attr).threading = abi::THREAD_DOMAIN;
             (*info.domain_attr).data_progress = abi::PROGRESS_MANUAL;
@@ -151,6 +156,8 @@ pub struct Query<'a> {
     pub gpu_memory: bool,
     /// Only those that read memory of a peer (`FI_RMA`).
     pub remote_read: bool,
+    /// Connected endpoints (`FI_EP_MSG`) instead of reliable datagram endpoints.
+    pub connected: bool,
 }
 
 fn symbol<F: Copy>(library: &libloading::Library, name: &CStr) -> FiResult<F> {

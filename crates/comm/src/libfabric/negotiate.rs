@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use regatta_fabric::endpoint::{Endpoint, MAX_ADDRESS_BYTES};
+use regatta_fabric::endpoint::{Endpoint, MAX_ADDRESS_BYTES, WaitMode};
 use regatta_fabric::library::{Query, library};
 use regatta_fabric::shm_cleanup::find_shared_process;
 use regatta_fabric::{FiResult, ProviderChoice};
@@ -211,7 +211,7 @@ pub fn open(
         let selected = choice.select(&names, local_rank, local_size);
         if let Some((index, info)) = selected.and_then(|index| Some((index, infos.get(index)?))) {
             let (provider, domain) = &names[index];
-            let opened = Endpoint::open(info, provider, domain);
+            let opened = Endpoint::open(info, (provider, domain), WaitMode::Sleep);
             return opened.map_err(|why| format!("{provider} on {domain}: {why}"));
         }
     }

@@ -10,6 +10,11 @@ impl Endpoint {
     /// memory must then not be freed. May be called again.
     pub fn close_ep(&mut self) -> bool {
         self.closing = true;
+        let connected: Vec<_> = self.connected.iter().copied().collect();
+        let are_closed = connected.into_iter().fold(true, |all, ep| self.close_connected(ep) & all);
+        if !are_closed {
+            return false;
+        }
         serialized(|| {
             if close(&mut self.ep) {
                 return true;
@@ -31,6 +36,8 @@ impl Endpoint {
                 return false;
             }
             // These reference no memory of ours, so failing to close them only leaks them.
+            close(&mut self.pep);
+            close(&mut self.eq);
             close(&mut self.cq);
             close(&mut self.av);
             close(&mut self.domain);
@@ -65,7 +72,7 @@ impl Endpoint {
 }
 
 /// Closes a libfabric object, all of which start with a `Fid`. Returns whether it is closed.
-fn close<T>(object: &mut *mut T) -> bool {
+pub(super) fn close<T>(object: &mut *mut T) -> bool {
     let fid: *mut Fid = object.cast();
     // SAFETY: a non-null object is open and no longer in use.
     let closed = fid.is_null() || unsafe { ((*(*fid).ops).close)(fid) } == 0;

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use super::settings::{Mode, PROVIDER_VARIABLE, Settings};
-use super::{NetResult, interface, sysfs, tag};
+use super::{MAX_GROUPED_RECVS, NetResult, interface, sysfs, tag};
 use crate::abi::{self, Info};
 use crate::library::{InfoList, Library, Query, library};
 use crate::provider_choice::ProviderChoice;
@@ -36,6 +36,8 @@ pub struct Device {
     pub dma_buf: bool,
     /// Largest message.
     pub max_message: usize,
+    /// Whether each connection has an endpoint of its own (`FI_EP_MSG`).
+    pub is_connected_kind: bool,
     info: InfoList,
 }
 
@@ -51,6 +53,11 @@ impl Device {
     /// Whether the processor moves the data, so that more threads move more.
     pub fn is_software(&self) -> bool {
         is_software(&self.provider)
+    }
+
+    /// Receives in a group at most.
+    pub fn max_recvs(&self) -> usize {
+        if self.is_connected_kind { 1 } else { MAX_GROUPED_RECVS }
     }
 
     /// Whether its peers have IP addresses, and its name is that of an interface.
@@ -74,6 +81,12 @@ fn takes_dma_buf(provider: &str) -> bool {
     DMA_BUF.contains(&provider.split(';').next().unwrap_or_default())
 }
 
+/// Providers whose connections have endpoints of their own if they are named without another layer. Each is a
+/// TCP connection, on which a message that is not expected yet keeps no others from their receivers. So it needs
+/// no clear-to-send, which takes as long as a small message. Reliable datagram endpoints have one TCP connection
+/// for all messages to a peer.
+const CONNECTED: [&str; 2] = ["tcp", "net"];
+
 fn is_ip(provider: &str) -> bool {
     ProviderChoice::parse(provider).has_ip_addresses()
 }
@@ -88,11 +101,8 @@ pub fn discover(settings: &Settings, root: &Path) -> NetResult<Vec<Device>> {
     }
     let library = library()?;
     let mut why = String::new();
-    // With access to memory of GPUs if the provider has it. Software copies that through the host: NCCL's
-    // own copies are faster.
-    let is_software = matches!(&settings.provider, ProviderChoice::Named { provider, .. } if is_software(provider));
-    for gpu_memory in [true, false].into_iter().skip(usize::from(is_software)) {
-        match devices(library, settings, gpu_memory, root) {
+    for (gpu_memory, connected) in queries(&settings.provider) {
+        match devices(library, settings, (*gpu_memory, *connected), root) {
             Ok(devices) if !devices.is_empty() => return Ok(devices),
             Ok(_) => {}
             Err(error) => why = format!(" ({error})"),
@@ -112,18 +122,30 @@ pub fn discover(settings: &Settings, root: &Path) -> NetResult<Vec<Device>> {
     ))
 }
 
+/// What is asked of a provider, best first: access to memory of GPUs, and connected endpoints.
+fn queries(choice: &ProviderChoice) -> &'static [(bool, bool)] {
+    match choice {
+        ProviderChoice::Named { provider, .. } if CONNECTED.contains(&provider.as_str()) => {
+            &[(false, true), (false, false)]
+        }
+        // Software copies memory of GPUs through the host: NCCL's own copies are faster.
+        ProviderChoice::Named { provider, .. } if is_software(provider) => &[(false, false)],
+        _ => &[(true, false), (false, false)],
+    }
+}
+
 fn devices(
     library: &'static Library,
     settings: &Settings,
-    gpu_memory: bool,
+    (gpu_memory, connected): (bool, bool),
     root: &Path,
 ) -> NetResult<Vec<Device>> {
     let provider = match &settings.provider {
         ProviderChoice::Named { provider, .. } => Some(provider.as_str()),
         _ => None,
     };
-    let query =
-        Query { provider, source: None, registration: true, gpu_memory, remote_read: gpu_memory };
+    let (registration, remote_read) = (true, gpu_memory);
+    let query = Query { provider, source: None, registration, gpu_memory, remote_read, connected };
     let infos = library.infos(&query)?;
     let names = infos.names();
     let selected = settings.provider.for_nccl().domains(&names);
@@ -149,10 +171,11 @@ fn device(
 ) -> NetResult<Device> {
     let Some(entry) = info.iter().next() else { return Err("no fi_info".to_owned()) };
     // SAFETY: the attributes of an fi_info are never null.
-    let (max_message, tag_format) =
-        unsafe { ((*entry.ep_attr).max_msg_size, (*entry.ep_attr).mem_tag_format) };
-    let bits = u64::BITS - tag_format.leading_zeros();
-    if bits < tag::BITS {
+    let attributes = unsafe { &*entry.ep_attr };
+    let (max_message, is_connected_kind) =
+        (attributes.max_msg_size, attributes.kind == abi::EP_MSG);
+    let bits = u64::BITS - attributes.mem_tag_format.leading_zeros();
+    if bits < tag::BITS && !is_connected_kind {
         return Err(format!("{provider} has {bits} tag bits, {} are needed", tag::BITS));
     }
     if max_message < MIN_MAX_MESSAGE {
@@ -179,6 +202,7 @@ fn device(
         gpu_memory,
         dma_buf: gpu_memory && library.has_dma_buf() && takes_dma_buf(provider),
         max_message: max_message.min(MAX_MAX_MESSAGE),
+        is_connected_kind,
         info,
     })
 }

@@ -3,7 +3,7 @@
 use super::handle::{TOKEN_BYTES, Token};
 use crate::endpoint::MAX_ADDRESS_BYTES;
 
-const MAGIC: [u8; 4] = *b"RGH1";
+const MAGIC: [u8; 4] = *b"RGH2";
 /// Longer names are truncated.
 const MAX_NAME_BYTES: usize = 128;
 /// The longest encoded message.

@@ -121,9 +121,15 @@ const EFA: [Default; 2] = [
     ("NCCL_PROTO", "simple", LL),
 ];
 
-/// TCP through the layer `ofi_rxm`, which libfabric has up to version 1.17 for this provider: it copies or negotiates
-/// messages that are larger than 16 KiB otherwise. NCCL's messages have at most 512 KiB.
-const TCP: [Default; 1] = [(
+/// TCP, and its native version in libfabric 1.17. A send is complete when its last bytes are in the staging buffer,
+/// which is lost if the connection is closed.
+const TCP: [Default; 1] = [("FI_TCP_STAGING_SBUF_SIZE", "0", STAGING)];
+const NET: [Default; 1] = [("FI_NET_STAGING_SBUF_SIZE", "0", STAGING)];
+const STAGING: &str = "the end of a message may be lost with the staging buffer when a connection is closed";
+
+/// TCP through the layer `ofi_rxm`, which copies or negotiates messages that are larger than 16 KiB otherwise. NCCL's
+/// messages have at most 512 KiB.
+const RXM: [Default; 1] = [(
     "FI_OFI_RXM_EAGER_LIMIT",
     "524288",
     "receives are posted before their messages are sent, so that a rendezvous is not needed",
@@ -131,10 +137,12 @@ const TCP: [Default; 1] = [(
 
 /// What sites recommend for a provider.
 pub fn recommended(provider: &str) -> &'static [Default] {
-    match provider.split(';').next() {
-        Some("cxi") => &CXI,
-        Some("efa") => &EFA,
-        Some("tcp") => &TCP,
+    match (provider, provider.split(';').next()) {
+        ("tcp;ofi_rxm", _) => &RXM,
+        ("tcp", _) => &TCP,
+        ("net", _) => &NET,
+        (_, Some("cxi")) => &CXI,
+        (_, Some("efa")) => &EFA,
         _ => &[],
     }
 }
@@ -177,9 +185,10 @@ mod tests {
     }
 
     #[test]
-    fn recommendations_are_those_of_the_core_provider() {
+    fn recommendations_are_those_of_the_provider() {
         assert_eq!(recommended("cxi;ofi_rxm").len(), CXI.len());
-        assert_eq!(recommended("tcp;ofi_rxm"), TCP);
+        assert_eq!(recommended("tcp;ofi_rxm"), RXM);
+        assert_eq!((recommended("tcp"), recommended("net")), (&TCP[..], &NET[..]));
         assert!(recommended("shm").is_empty());
     }
 }

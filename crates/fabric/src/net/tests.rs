@@ -1,4 +1,4 @@
-//! Two NICs in one thread, over the tcp provider. Skipped with a message if libfabric is missing.
+//! Two NICs in one thread, over TCP, with connected endpoints and with reliable datagram endpoints. Skipped with a message if libfabric is missing.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -18,13 +18,19 @@ fn options(has_thread: bool) -> NicOptions {
     NicOptions { control_ip: LOCALHOST, timeout: Duration::from_secs(60), has_thread }
 }
 
-fn nic() -> Option<Arc<Nic>> {
-    nic_with(false)
+/// The provider with endpoints of both kinds.
+const CONNECTED: &str = "tcp";
+const DATAGRAM: &str = "tcp;ofi_rxm";
+const KINDS: [&str; 2] = [CONNECTED, DATAGRAM];
+
+/// Two NICs.
+fn nics(provider: &'static str) -> Option<(Arc<Nic>, Arc<Nic>)> {
+    nic(provider, false).zip(nic(provider, false))
 }
 
-fn nic_with(has_thread: bool) -> Option<Arc<Nic>> {
+fn nic(provider: &'static str, has_thread: bool) -> Option<Arc<Nic>> {
     let get = |name: &str| match name {
-        settings::PROVIDER_VARIABLE => Some("tcp".to_owned()),
+        settings::PROVIDER_VARIABLE => Some(provider.to_owned()),
         settings::INTERFACE_VARIABLE => Some("lo".to_owned()),
         _ => None,
     };
@@ -39,6 +45,7 @@ fn nic_with(has_thread: bool) -> Option<Arc<Nic>> {
     let line = describe((1, 17), &devices);
     let expected = ", 1 NIC (lo), 10 Gb/s, GPUDirect RDMA: no (tcp";
     assert!(line.contains(expected), "{line}");
+    assert_eq!(devices[0].is_connected_kind, provider == CONNECTED);
     Some(Nic::open(&devices[0], options(has_thread)).unwrap())
 }
 
@@ -99,7 +106,8 @@ fn send<'a>(pair: &'a Pair, bytes: &mut [u8], tag: i32) -> &'a RequestHandle {
 #[test]
 fn messages_arrive_in_the_receives_of_their_group() {
     for has_thread in [false, true] {
-        let Some((one, other)) = nic_with(has_thread).zip(nic_with(has_thread)) else { return };
+        let nic = || nic(DATAGRAM, has_thread);
+        let Some((one, other)) = nic().zip(nic()) else { return };
         check_groups(&connect(&one, &other));
     }
 }
@@ -129,8 +137,122 @@ fn check_groups(pair: &Pair) {
 }
 
 #[test]
+fn messages_of_connected_endpoints_match_in_order() {
+    for has_thread in [false, true] {
+        let nic = || nic(CONNECTED, has_thread);
+        let Some((one, other)) = nic().zip(nic()) else { return };
+        let pair = connect(&one, &other);
+        for size in [0usize, 1, 100, 70_000, 5_000_000] {
+            let mut sent: Vec<Vec<u8>> = (0..8).map(|fill| vec![fill; size]).collect();
+            let mut received = vec![vec![9; size + 10]; 8];
+            let (early, late) = received.split_at_mut(4);
+            // SAFETY: the buffers live until the requests are complete.
+            let post = |bytes: &mut Vec<u8>| unsafe {
+                pair.recv.receive(&[(buffer(bytes), 0)]).unwrap().unwrap()
+            };
+            // Some receives are posted before their messages are sent, and some after it.
+            let mut recvs: Vec<_> = early.iter_mut().map(post).collect();
+            let sends: Vec<_> = sent.iter_mut().map(|bytes| send(&pair, bytes, 0)).collect();
+            recvs.extend(late.iter_mut().map(post));
+            for (request, recv) in sends.iter().zip(&recvs) {
+                assert_eq!((wait(recv, request)[0], wait(request, recv)[0]), (size, size));
+            }
+            for (fill, received) in (0..8).zip(&received) {
+                assert!(received[..size].iter().all(|byte| *byte == fill), "{size}");
+                assert_eq!(received[size..], [9; 10]);
+            }
+        }
+        // SAFETY: nothing is posted.
+        let group = unsafe { pair.recv.receive(&[(Buffer::NONE, 0), (Buffer::NONE, 1)]) };
+        assert!(group.is_err_and(|why| why.contains("a group of 2 receives, expected one")));
+    }
+}
+
+#[test]
+fn a_message_that_is_not_expected_keeps_no_other_connection_waiting() {
+    let Some((one, other)) = nics(CONNECTED) else { return };
+    let (early, pair) = (connect(&one, &other), connect(&one, &other));
+    let mut sent = vec![3; 5_000_000];
+    let request = send(&early, &mut sent, 0);
+    (0..5).for_each(|_| exchange(&pair));
+    let mut received = vec![0; 5_000_000];
+    // SAFETY: the buffers live until the requests are complete.
+    let recv = unsafe { early.recv.receive(&[(buffer(&mut received), 0)]) }.unwrap().unwrap();
+    assert_eq!((wait(recv, request)[0], wait(request, recv)[0]), (5_000_000, 5_000_000));
+    assert!(received == sent);
+}
+
+#[test]
+fn what_was_sent_arrives_although_the_sender_has_closed_the_connection() {
+    let Some((one, other)) = nics(CONNECTED) else { return };
+    let Pair { send: sender, recv } = connect(&one, &other);
+    let mut first = [0u8; 4];
+    // SAFETY: the buffers live until the requests are complete.
+    let request = unsafe { recv.receive(&[(buffer(&mut first), 0)]) }.unwrap().unwrap();
+    let mut sent = [[1u8; 4], [2; 4]];
+    // SAFETY: as above.
+    let mut post = |at: usize| unsafe { sender.send(buffer(&mut sent[at]), 0) }.unwrap().unwrap();
+    for sent in [post(0), post(1)] {
+        wait(sent, request);
+    }
+    drop(sender);
+    wait(request, request);
+    let mut second = [0u8; 4];
+    // SAFETY: as above.
+    let request = unsafe { recv.receive(&[(buffer(&mut second), 0)]) }.unwrap().unwrap();
+    wait(request, request);
+    assert_eq!((first, second), ([1; 4], [2; 4]));
+}
+
+#[test]
+fn a_message_that_is_longer_than_its_receive_is_an_error() {
+    let Some((one, other)) = nics(CONNECTED) else { return };
+    let pair = connect(&one, &other);
+    let mut received = [0u8; 10];
+    let bytes = buffer(&mut received[..5]);
+    // SAFETY: the buffers live until the connections are closed.
+    let recv = unsafe { pair.recv.receive(&[(bytes, 0)]) }.unwrap().unwrap();
+    let mut sent = [7u8; 20];
+    send(&pair, &mut sent, 0);
+    let error = error_of(recv, &pair);
+    assert!(!error.is_empty() && received[5..] == [0; 5], "{error}");
+}
+
+/// The error of a request.
+fn error_of(request: &RequestHandle, pair: &Pair) -> String {
+    let start = Instant::now();
+    loop {
+        assert!(start.elapsed() < TIMEOUT, "no error");
+        match request.test() {
+            Ok(result) => assert_eq!(result, TestResult::Pending),
+            Err(error) => return error,
+        }
+        pair.send.progress();
+    }
+}
+
+#[test]
+fn strangers_are_not_connected_to_an_endpoint() {
+    use std::io::Write as _;
+    let Some((one, other)) = nics(CONNECTED) else { return };
+    let pair = connect(&one, &other);
+    let address = other.fabric_address();
+    let mut silent = std::net::TcpStream::connect(address).unwrap();
+    let mut garbage = std::net::TcpStream::connect(address).unwrap();
+    garbage.write_all(&[0xff; 200]).unwrap();
+    // A process that knows the provider's protocol, but not the key of a connection.
+    let wrong = pair.recv.number();
+    for data in [(wrong, 0), (wrong + 1, 0)] {
+        one.ask_for_connection(1000 + data.0, &other, data);
+    }
+    exchange(&pair);
+    silent.write_all(&[0]).unwrap();
+    exchange(&connect(&one, &other));
+}
+
+#[test]
 fn a_send_is_cut_to_the_size_of_its_receive() {
-    let Some((one, other)) = nic().zip(nic()) else { return };
+    let Some((one, other)) = nics(DATAGRAM) else { return };
     let pair = connect(&one, &other);
     let (mut sent, mut received) = ([7u8; 20], [0u8; 5]);
     // SAFETY: the buffers live until the requests are complete.
@@ -142,8 +264,13 @@ fn a_send_is_cut_to_the_size_of_its_receive() {
 
 #[test]
 fn requests_are_limited_and_given_back() {
-    let Some((one, other)) = nic().zip(nic()) else { return };
-    let pair = connect(&one, &other);
+    for provider in KINDS {
+        let Some((one, other)) = nics(provider) else { return };
+        check_limit(&connect(&one, &other));
+    }
+}
+
+fn check_limit(pair: &Pair) {
     let mut memory = [0u8; MAX_REQUESTS + 1];
     for round in 0..3 {
         let mut post = |at: usize| {
@@ -155,7 +282,7 @@ fn requests_are_limited_and_given_back() {
         assert!(post(MAX_REQUESTS).is_none());
         for (at, recv) in posted.into_iter().enumerate() {
             let mut byte = [round * 50 + at as u8];
-            let request = send(&pair, &mut byte, 0);
+            let request = send(pair, &mut byte, 0);
             wait(request, recv);
             wait(recv, request);
             assert_eq!(memory[at], byte[0]);
@@ -165,8 +292,8 @@ fn requests_are_limited_and_given_back() {
 
 #[test]
 fn memory_is_not_written_after_it_is_deregistered_or_the_connection_closed() {
-    for close in [false, true] {
-        let Some((one, other)) = nic().zip(nic()) else { return };
+    for (provider, close) in KINDS.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
+        let Some((one, other)) = nics(provider) else { return };
         let pair = connect(&one, &other);
         let mut received = vec![0u8; 100_000];
         let registration = received.as_ptr() as usize;
@@ -191,8 +318,8 @@ fn memory_is_not_written_after_it_is_deregistered_or_the_connection_closed() {
         assert!(received.iter().all(|byte| *byte == 0));
         // The provider may not give up the send; the receiver's endpoint works all the same.
         assert!(sent || !one.has_failed());
-        assert!(!other.has_failed() && other.is_retired());
-        exchange(&connect(&other, &nic().unwrap()));
+        assert!(!other.has_failed() && other.is_retired() == (provider == DATAGRAM));
+        exchange(&connect(&other, &nic(provider, false).unwrap()));
     }
 }
 
@@ -209,8 +336,17 @@ fn exchange(pair: &Pair) {
 
 #[test]
 fn a_peer_that_ended_is_an_error() {
-    let Some((one, other)) = nic().zip(nic()) else { return };
-    let Pair { send, recv } = connect(&one, &other);
+    for (provider, used) in KINDS.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
+        let Some((one, other)) = nics(provider) else { return };
+        let pair = connect(&one, &other);
+        if used {
+            exchange(&pair);
+        }
+        check_end(pair);
+    }
+}
+
+fn check_end(Pair { send, recv }: Pair) {
     let mut memory = [0u8; 8];
     // SAFETY: the memory lives until the connection is closed.
     let request = unsafe { recv.receive(&[(buffer(&mut memory), 0)]) }.unwrap().unwrap();
@@ -232,7 +368,7 @@ fn a_peer_that_ended_is_an_error() {
 #[test]
 fn strangers_are_not_accepted() {
     use std::io::{Read as _, Write as _};
-    let Some((one, other)) = nic().zip(nic()) else { return };
+    let Some((one, other)) = nics(CONNECTED) else { return };
     let listener = Listener::new(other.clone()).unwrap();
     let handle = listener.handle();
     let mut garbage = std::net::TcpStream::connect(handle.address).unwrap();
@@ -273,7 +409,7 @@ fn memory_of_a_process_is_flushed_by_reading_it() {
         source: Some(LOCALHOST),
         registration: true,
         remote_read: true,
-        gpu_memory: false,
+        ..Default::default()
     };
     let Ok(infos) = library.infos(&query) else { return println!("skipped: no tcp provider") };
     let (provider, domain) = infos.names()[0].clone();

@@ -115,7 +115,7 @@ pub(crate) fn properties(device: c_int) -> Result<Properties, String> {
         port: 1,
         latency: 0.0,
         max_comms: MAX_COMMS,
-        max_recvs: MAX_GROUPED_RECVS as c_int,
+        max_recvs: 1,
         device_type: net::DEVICE_HOST,
         device_version: net::DEVICE_INVALID_VERSION,
         members: VirtualDevice::single(device),
@@ -124,6 +124,7 @@ pub(crate) fn properties(device: c_int) -> Result<Properties, String> {
     };
     if let Some(named) = session.device(index) {
         let device = &named.device;
+        properties.max_recvs = device.max_recvs() as c_int;
         properties.name = named.name.as_ptr();
         properties.pci_path = named.pci_path.as_ref().map_or(std::ptr::null(), |p| p.as_ptr());
         properties.guid = device.guid;

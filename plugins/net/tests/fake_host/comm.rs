@@ -159,7 +159,9 @@ impl Comm<'_> {
             format!("communicator {}, connection {} of rank {from}", self.id, waiting.connection);
         let number = self.id << 16 | from << 8 | waiting.connection;
         let limit = random.pick(&[1, 3, 8, MAX_REQUESTS, MAX_REQUESTS + 4]);
-        Link::new(name, comm, is_send, Plan::new(self.seed, number, self.amount), limit)
+        let max_recvs = self.plugin.properties(0).unwrap().max_recvs as u32;
+        let plan = Plan::new(self.seed, number, self.amount, max_recvs);
+        Link::new(name, comm, is_send, plan, limit)
     }
 
     /// The progress thread.

@@ -1,6 +1,5 @@
 //! What a connection transfers: both ranks derive it from the seed and the name of the connection.
 
-use regatta_plugin_abi::net::MAX_GROUPED_RECVS;
 use regatta_testbed::Random;
 
 /// The most bytes of a group.
@@ -35,6 +34,8 @@ pub struct Plan {
     pub connection: u64,
     sequence: u64,
     amount: Amount,
+    /// Receives of a group at most.
+    max_recvs: u32,
 }
 
 /// How much a connection transfers.
@@ -61,9 +62,9 @@ impl Amount {
 }
 
 impl Plan {
-    pub fn new(seed: u64, connection: u64, amount: Amount) -> Self {
+    pub fn new(seed: u64, connection: u64, amount: Amount, max_recvs: u32) -> Self {
         let random = Random::new(seed.wrapping_mul(0x9e37_79b9) ^ connection.rotate_left(32));
-        Self { random, connection, sequence: 0, amount }
+        Self { random, connection, sequence: 0, amount, max_recvs }
     }
 
     fn size(&mut self, limit: usize) -> usize {
@@ -89,7 +90,7 @@ impl Iterator for Plan {
         }
         let is_small = matches!(self.amount, Amount::Messages(_));
         let is_grouped = !is_small && self.random.below(2) == 0;
-        let count = if is_grouped { self.random.within(1, MAX_GROUPED_RECVS as u32) } else { 1 };
+        let count = if is_grouped { self.random.within(1, self.max_recvs) } else { 1 };
         let base = self.random.pick(&[0, 1, 1000, i32::MIN, i32::MAX - 8, -4]);
         let mut left = if is_small { 64 } else { MAX_GROUP_BYTES };
         let mut messages: Vec<Message> = Vec::new();

@@ -49,14 +49,14 @@ impl Drop for Folder {
 /// The providers that libfabric has; for the others, says so.
 pub fn providers() -> impl Iterator<Item = &'static str> {
     let available = regatta_fabric::available_providers();
-    ["tcp", "net", "shm"].into_iter().filter(move |provider| match &available {
+    ["tcp", "tcp;ofi_rxm", "net", "shm"].into_iter().filter(move |provider| match &available {
         Err(why) => {
             eprintln!("skipped: {provider}: {why}");
             false
         }
         Ok(all) => {
-            let is_own = |name: &String| name.split(['/', ';']).next() == Some(provider);
-            let is_available = all.iter().any(is_own);
+            let end_of = |name: &String| name.strip_prefix(provider)?.chars().next();
+            let is_available = all.iter().any(|name| matches!(end_of(name), Some('/' | ';')));
             if !is_available {
                 eprintln!("skipped: libfabric has no provider {provider}");
             }

@@ -40,7 +40,8 @@ pub enum Role {
 pub struct Peer {
     /// Host and process, for errors.
     pub name: String,
-    pub address: Address,
+    /// `None` if the connection has an endpoint of its own.
+    pub address: Option<Address>,
     /// The encoded address.
     pub fabric_address: Vec<u8>,
     /// Its connection, and that one's key.
@@ -138,6 +139,23 @@ impl ConnectionState {
         self.requests.iter().flatten()
     }
 
+    /// Whether its messages match in order, because it has an endpoint of its own.
+    pub fn is_in_order(&self) -> bool {
+        self.peer.as_ref().is_some_and(|peer| peer.address.is_none())
+    }
+
+    /// The receive that a send with this tag goes to. `None` if it is not granted yet.
+    pub fn grant(&mut self, tag: i32) -> NetResult<Option<Grant>> {
+        let is_in_order = self.is_in_order();
+        match &mut self.role {
+            Role::Recv { .. } => Err("not a connection to send on".to_owned()),
+            Role::Send(_) if is_in_order => {
+                Ok(Some(Grant { sequence: 0, index: 0, size: u64::MAX }))
+            }
+            Role::Send(grants) => Ok(grants.take(tag)),
+        }
+    }
+
     pub fn start_send(&mut self, buffer: Buffer, grant: Grant) -> u8 {
         let peer = self.peer.as_ref().map_or(0, |peer| peer.connection);
         let tag = tag::data(peer, grant.sequence, grant.index);
@@ -177,15 +195,17 @@ impl ConnectionState {
         slot as u8
     }
 
-    /// The message that grants the receives of a request.
-    pub fn clear_to_send(&self, request: &Request) -> Option<ClearToSend> {
+    /// The message that grants the receives of a request, and where it goes. None if messages match in order.
+    pub fn clear_to_send(&self, request: &Request) -> Option<(Address, ClearToSend)> {
         let peer = self.peer.as_ref()?;
+        let to = peer.address?;
         let mut recvs = [(0, 0); MAX_GROUPED_RECVS];
         for (index, recv) in recvs.iter_mut().enumerate().take(request.count) {
             *recv = (request.host_tags[index], request.buffers[index].length as u64);
         }
         let (connection, key, sequence) = (peer.connection, peer.key, request.sequence);
-        Some(ClearToSend { connection, key, sequence, count: request.count as u8, recvs })
+        let count = request.count as u8;
+        Some((to, ClearToSend { connection, key, sequence, count, recvs }))
     }
 
     /// A message of a request has completed, with this many bytes received.

@@ -69,7 +69,7 @@ impl Engine {
             return false;
         }
         let has_posted = self.post(io);
-        let polled = io.poll().and_then(|has_completed| {
+        let polled = io.poll_connections().and_then(|()| io.poll()).and_then(|has_completed| {
             io.post_control_recvs()?;
             Ok(has_completed)
         });
@@ -94,15 +94,16 @@ impl Engine {
     fn post(&self, io: &mut Io) -> bool {
         let mut items = std::mem::take(&mut io.items);
         self.state().take_items(&mut items);
-        let (mut at, mut has_posted) = (0, false);
+        let (mut at, mut has_posted, mut refused) = (0, false, Vec::new());
         while let Some(first) = items.get(at) {
             let (connection, slot) = (first.connection, first.slot);
             let is_same = |item: &&Item| (item.connection, item.slot) == (connection, slot);
             let own = items[at..].iter().take_while(is_same);
             at += own.clone().count();
             let mut next = Step::Wait;
+            let is_behind = refused.iter().any(|(id, _)| *id == connection);
             for item in own {
-                match io.post(item) {
+                match if is_behind { Ok(false) } else { io.post(item) } {
                     Ok(true) => has_posted = true,
                     Ok(false) => {
                         next = item.step;
@@ -115,6 +116,12 @@ impl Engine {
                 }
             }
             self.state().set_step(connection, slot, next);
+            if next != Step::Wait {
+                refused.push((connection, slot));
+            }
+        }
+        if !refused.is_empty() {
+            self.state().try_again(refused);
         }
         items.clear();
         io.items = items;

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::mem::ManuallyDrop;
 
+use super::connected::Connections;
 use super::connection::Step;
 use super::liveness::Liveness;
 use super::{Buffer, FlushBuffer};
@@ -37,7 +38,8 @@ pub struct Item {
 
 /// An operation to be posted.
 pub enum Action {
-    Send { to: Address, buffer: Buffer, tag: u64 },
+    /// To the peer's address, or to its endpoint of the connection.
+    Send { to: Option<Address>, buffer: Buffer, tag: u64 },
     Receive { buffer: Buffer, tag: u64, index: u8 },
     ClearToSend { to: Address, message: ClearToSend },
     Read { from: (u64, u64) },
@@ -49,13 +51,15 @@ pub enum Event {
     Granted(ClearToSend),
     /// A message of a request is complete, with this many bytes.
     Completed { connection: u32, slot: u8, index: u8, bytes: usize },
+    /// The peer closed a connection.
+    Closed { connection: u32 },
     /// An operation of a connection failed.
     Failed { connection: u32, why: String },
 }
 
 /// An operation in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Operation {
+pub(super) enum Operation {
     /// Receives a clear-to-send into a control buffer.
     ControlRecv(usize),
     /// Sends one of a connection from a control buffer.
@@ -67,7 +71,9 @@ enum Operation {
 /// The endpoint, its operations, and its control buffers.
 pub struct Io {
     pub endpoint: ManuallyDrop<Endpoint>,
-    operations: InFlight<Operation>,
+    pub(super) operations: InFlight<Operation>,
+    /// Those with endpoints of their own.
+    pub(super) connections: Connections,
     /// Of all peers that were connected.
     addresses: HashMap<Vec<u8>, Address>,
     /// Control buffers, and what a flush reads to.
@@ -120,10 +126,14 @@ impl Io {
         let start = memory.0.cast();
         let region = endpoint.register(Memory::host(start, memory.0.len()), false)?;
         let own = if can_flush { Some(endpoint.insert_address(own_address)?) } else { None };
-        let recvs = CONTROL_RECVS.min(endpoint.info.rx_size / 2).max(1);
+        let recvs = match endpoint.is_connected_kind() {
+            true => 0,
+            false => CONTROL_RECVS.min(endpoint.info.rx_size / 2).max(1),
+        };
         let mut io = Self {
             endpoint: ManuallyDrop::new(endpoint),
             operations: InFlight::default(),
+            connections: Connections::default(),
             addresses: HashMap::new(),
             memory,
             region,
@@ -181,7 +191,13 @@ impl Io {
         let Item { connection, slot, .. } = *item;
         let data = |index: u8| Operation::Data { connection, slot, index };
         match item.action {
-            Action::Send { to, buffer, tag } => self.post_data(Some(to), buffer, tag, data(0)),
+            Action::Send { to: None, buffer, .. } => {
+                self.post_connected(connection, true, buffer, data(0))
+            }
+            Action::Send { to, buffer, tag } => self.post_data(to, buffer, tag, data(0)),
+            Action::Receive { buffer, .. } if self.endpoint.is_connected_kind() => {
+                self.post_connected(connection, false, buffer, data(0))
+            }
             Action::Receive { buffer, tag, index } => {
                 self.post_data(None, buffer, tag, data(index))
             }
@@ -294,10 +310,12 @@ impl Io {
                 let failed = |why| Event::Failed { connection, why };
                 self.events.extend(why.map(failed));
             }
-            Operation::Data { connection, .. } => {
-                let why = why.unwrap_or_else(|| "an operation was cancelled".to_owned());
-                self.events.push(Event::Failed { connection, why });
-            }
+            Operation::Data { connection, .. } => self.events.push(match why {
+                Some(why) => Event::Failed { connection, why },
+                // So the provider ends what is posted when the peer has closed the connection.
+                None if self.endpoint.is_connected_kind() => Event::Closed { connection },
+                None => Event::Failed { connection, why: "an operation was cancelled".to_owned() },
+            }),
         }
     }
 
@@ -349,7 +367,7 @@ impl Drop for Io {
 }
 
 /// Whether an operation was posted, or has to be tried again.
-fn accepted(posted: Result<(), (Operation, Option<String>)>) -> FiResult<bool> {
+pub(super) fn accepted(posted: Result<(), (Operation, Option<String>)>) -> FiResult<bool> {
     match posted {
         Ok(()) => Ok(true),
         Err((_, None)) => Ok(false),

@@ -6,6 +6,7 @@
 //! others. So a call starts a request and tries to make progress; the provider's copies of large messages may
 //! run in a thread of the endpoint.
 
+mod connected;
 mod connection;
 mod engine;
 mod io;
@@ -23,7 +24,7 @@ use super::handle::Token;
 use super::hello::Hello;
 use super::{MAX_GROUPED_RECVS, MAX_REQUESTS, NetResult};
 use crate::atexit_guard::enter;
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, WaitMode};
 use crate::memory::{Memory, MemoryKind, Region};
 use crate::shm_cleanup;
 use crate::shm_lock::SegmentLock;
@@ -120,7 +121,7 @@ impl Nic {
     pub fn open(device: &Device, options: NicOptions) -> NetResult<Arc<Self>> {
         let _guard = enter().ok_or("the process exits")?;
         let Device { provider, domain, .. } = device;
-        let endpoint = Endpoint::open(device.info()?, provider, domain);
+        let endpoint = Endpoint::open(device.info()?, (provider, domain), WaitMode::Poll);
         let endpoint = endpoint.map_err(|why| format!("{provider} on {domain}: {why}"))?;
         Self::new(endpoint, (device.gpu_memory, device.dma_buf), options)
     }
@@ -223,7 +224,11 @@ impl Nic {
         let _guard = enter().ok_or("the process exits")?;
         let mut io = self.engine.io();
         self.engine.state().check()?;
-        let address = io.address(&peer.address).map_err(|why| format!("{name}: {why}"))?;
+        let address = match io.endpoint.is_connected_kind() {
+            true => self.connect_ep(&mut io, connection, peer).map(|()| None),
+            false => io.address(&peer.address).map(Some),
+        };
+        let address = address.map_err(|why| format!("{name}: {why}"))?;
         let watched = io.liveness.watch(&stream, connection.id);
         watched.map_err(|error| format!("{name}: {error}"))?;
         let segment_lock = SegmentLock::map(&peer.address, self.library).map(Arc::new);
@@ -239,6 +244,18 @@ impl Nic {
             stream,
             segment_lock,
         });
+        Ok(())
+    }
+
+    /// Begins to connect the endpoint of a connection to the receiver's, or waits for the sender.
+    fn connect_ep(&self, io: &mut Io, connection: &Connection, peer: &Hello) -> NetResult {
+        let mut state = self.engine.state();
+        match state.connection(connection.id)?.role {
+            Role::Send(_) => {
+                io.connect(connection.id, &peer.address, (peer.connection, peer.key))?;
+            }
+            Role::Recv { .. } => io.expect(connection.id, connection.key),
+        }
         Ok(())
     }
 }
@@ -302,10 +319,7 @@ impl Connection {
     /// The memory stays valid until the request is complete, deregistered, or the connection is closed.
     pub unsafe fn send(&self, buffer: Buffer, tag: i32) -> NetResult<Option<&RequestHandle>> {
         self.start(MAX_REQUESTS, |connection| {
-            let Role::Send(grants) = &mut connection.role else {
-                return Err("not a connection to send on".to_owned());
-            };
-            let Some(grant) = grants.take(tag) else { return Ok(None) };
+            let Some(grant) = connection.grant(tag)? else { return Ok(None) };
             let length = buffer.length.min(usize::try_from(grant.size).unwrap_or(usize::MAX));
             Ok(Some(connection.start_send(Buffer { length, ..buffer }, grant)))
         })
@@ -323,6 +337,9 @@ impl Connection {
             let Role::Recv { .. } = connection.role else {
                 return Err("not a connection to receive from".to_owned());
             };
+            if group.len() > 1 && connection.is_in_order() {
+                return Err(format!("a group of {} receives, expected one", group.len()));
+            }
             Ok(Some(connection.start_receive(group)))
         })
     }
@@ -406,12 +423,29 @@ impl Nic {
         (provider, domain): (&str, &str),
         options: NicOptions,
     ) -> NetResult<Arc<Self>> {
-        Self::new(Endpoint::open(info, provider, domain)?, (true, false), options)
+        let endpoint = Endpoint::open(info, (provider, domain), WaitMode::Poll)?;
+        Self::new(endpoint, (true, false), options)
+    }
+
+    /// Where connected endpoints listen.
+    pub fn fabric_address(&self) -> std::net::SocketAddr {
+        let port = u16::from_be_bytes([self.own_address[2], self.own_address[3]]);
+        (std::net::Ipv4Addr::LOCALHOST, port).into()
+    }
+
+    /// Asks another for a connection, with a number and a key.
+    pub fn ask_for_connection(&self, id: u32, other: &Self, request: (u32, u64)) {
+        self.engine.io().connect(id, &other.own_address, request).unwrap();
     }
 }
 
 #[cfg(test)]
 impl Connection {
+    /// Its number.
+    pub fn number(&self) -> u32 {
+        self.id
+    }
+
     /// Makes progress of the NIC.
     pub fn progress(&self) {
         self.nic.engine.try_progress();

@@ -41,6 +41,14 @@ impl Connection {
         let engine = &self.nic.engine;
         let mut io = engine.io();
         engine.state().drop_work(self.id);
+        if io.endpoint.is_connected_kind() {
+            let why = match io.close_connected(self.id) {
+                Ok(true) => return,
+                Ok(false) => "the provider did not close the endpoint of a connection".to_owned(),
+                Err(why) => why,
+            };
+            return engine.fail(&mut io, why);
+        }
         if !io.uses(self.id) {
             return;
         }

@@ -111,7 +111,7 @@ impl State {
                         let action = Action::Receive { buffer, tag, index: index as u8 };
                         push(Step::Receive { index }, action);
                     }
-                    if let Some(message) = connection.clear_to_send(&request) {
+                    if let Some((to, message)) = connection.clear_to_send(&request) {
                         push(Step::ClearToSend, Action::ClearToSend { to, message });
                     }
                 }
@@ -120,15 +120,18 @@ impl State {
         }
     }
 
-    /// A request goes on with a step, later if there is one.
+    /// A request goes on with a step.
     pub fn set_step(&mut self, id: u32, slot: u8, step: Step) {
-        let Some(connection) = self.connections.get_mut(&id) else { return };
-        if let Some(request) = connection.request(slot) {
+        let request = self.connections.get_mut(&id).and_then(|one| one.request(slot));
+        if let Some(request) = request {
             request.step = step;
-            if step != Step::Wait {
-                self.work.push((id, slot));
-            }
         }
+    }
+
+    /// Requests whose steps have to be tried again, before those that were started since: the messages of a
+    /// connection may have to be posted in order.
+    pub fn try_again(&mut self, refused: Vec<(u32, u8)>) {
+        self.work.splice(0..0, refused);
     }
 
     /// Something happened on the endpoint. Strays are dropped.
@@ -149,6 +152,7 @@ impl State {
                     connection.complete(slot, index.into(), bytes, now);
                 }
             }
+            Event::Closed { connection } => self.closed(connection, None, now),
             Event::Failed { connection, why } => {
                 if let Some(connection) = self.connections.get_mut(&connection) {
                     connection.fail(why);
