@@ -4,7 +4,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Buffer, TestResult};
+use super::{BULK_BYTES, Buffer, TestResult};
 use crate::endpoint::Address;
 use crate::net::clear_to_send::ClearToSend;
 use crate::net::grants::{Grant, Grants};
@@ -89,13 +89,8 @@ pub struct Request {
     pub sequence: u16,
     /// Messages that have not completed.
     remaining: usize,
-}
-
-impl Request {
-    /// Bytes of all messages.
-    pub fn bytes(&self) -> usize {
-        self.buffers[..self.count].iter().map(|buffer| buffer.length).sum()
-    }
+    /// Whether it probably has many bytes.
+    pub is_bulk: bool,
 }
 
 /// A connection.
@@ -105,6 +100,8 @@ pub struct ConnectionState {
     /// `None` during the handshake.
     pub peer: Option<Peer>,
     requests: [Option<Request>; SLOTS],
+    /// Bytes of the last group that was received.
+    last_received: Option<usize>,
     /// When the peer closed the connection, or when the last message since arrived.
     closed: Option<Instant>,
     failure: Option<String>,
@@ -116,7 +113,15 @@ impl ConnectionState {
             Direction::Send => Role::Send(Box::default()),
             Direction::Recv => Role::Recv { sequence: 0 },
         };
-        Self { role, key, peer: None, requests: [None; SLOTS], closed: None, failure: None }
+        Self {
+            role,
+            key,
+            peer: None,
+            requests: [None; SLOTS],
+            last_received: None,
+            closed: None,
+            failure: None,
+        }
     }
 
     /// Whether it works.
@@ -186,6 +191,7 @@ impl ConnectionState {
             sizes: [0; MAX_GROUPED_RECVS],
             sequence,
             remaining: group.len(),
+            is_bulk: self.expected_bytes(group) >= BULK_BYTES,
         };
         for (index, (buffer, tag)) in group.iter().enumerate() {
             request.buffers[index] = *buffer;
@@ -193,6 +199,13 @@ impl ConnectionState {
         }
         self.requests[slot] = Some(request);
         slot as u8
+    }
+
+    /// Bytes that a request probably has. Receives are posted with room for the largest message: they are taken
+    /// to be as long as the last.
+    fn expected_bytes(&self, group: &[(Buffer, i32)]) -> usize {
+        let posted = group.iter().map(|(buffer, _)| buffer.length).sum();
+        self.last_received.map_or(posted, |last| last.min(posted))
     }
 
     /// The message that grants the receives of a request, and where it goes. None if messages match in order.
@@ -222,16 +235,20 @@ impl ConnectionState {
         *size = if is_send { request.buffers[0].length } else { received };
     }
 
-    /// Ends a request that is complete, and returns its bytes, too.
-    pub fn take_done(&mut self, slot: u8) -> Option<(TestResult, usize)> {
-        let request = self.request(slot)?;
-        let done = TestResult::Done { count: request.count, sizes: request.sizes };
-        let bytes = request.bytes();
+    /// Ends a request that is complete, and returns whether it was taken to have many bytes.
+    pub fn take_done(&mut self, slot: u8) -> Option<(TestResult, bool)> {
+        let request = *self.request(slot)?;
         if request.remaining > 0 || request.step != Step::Wait {
             return None;
         }
+        // A flush has no messages.
+        if let Role::Recv { .. } = self.role
+            && request.buffers[0].length > 0
+        {
+            self.last_received = Some(request.sizes[..request.count].iter().sum());
+        }
         self.requests[usize::from(slot)] = None;
-        Some((done, bytes))
+        Some((TestResult::Done { count: request.count, sizes: request.sizes }, request.is_bulk))
     }
 
     pub fn fail(&mut self, why: impl Into<String>) {

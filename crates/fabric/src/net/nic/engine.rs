@@ -56,10 +56,27 @@ impl Engine {
 
     /// Makes progress without blocking, unless another thread does.
     pub fn try_progress(&self) {
+        if let Some(mut io) = self.try_io() {
+            self.progress(&mut io);
+        }
+    }
+
+    /// Posts what requests want, unless another thread uses the endpoint: its next progress does then. Polling may
+    /// take a system call, which the host program's test of the request makes up for.
+    pub fn try_post(&self) {
+        if let Some(mut io) = self.try_io()
+            && self.state().failure.is_none()
+        {
+            self.post(&mut io);
+        }
+    }
+
+    /// The endpoint, unless another thread uses it.
+    fn try_io(&self) -> Option<MutexGuard<'_, Io>> {
         match self.io.try_lock() {
-            Ok(mut io) => drop(self.progress(&mut io)),
-            Err(TryLockError::Poisoned(io)) => drop(self.progress(&mut io.into_inner())),
-            Err(TryLockError::WouldBlock) => {}
+            Ok(io) => Some(io),
+            Err(TryLockError::Poisoned(io)) => Some(io.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
         }
     }
 

@@ -269,6 +269,11 @@ impl Io {
                             self.completed(operation, entry.len);
                         }
                     }
+                    // The queue is empty, or the provider would have returned more. It looks for others when it is
+                    // read again, with system calls.
+                    if count < CQ_BATCH {
+                        return Ok(true);
+                    }
                 }
                 PollResult::Failed(context, why) => {
                     match self.operations.complete(context) {

@@ -360,8 +360,8 @@ impl Connection {
         posted.map(Some).ok_or_else(|| format!("more than {SLOTS} requests are in flight"))
     }
 
-    /// Starts a request if fewer than `limit` are in use, and makes progress with it. If none can be started,
-    /// tries once more after some progress.
+    /// Starts a request if fewer than `limit` are in use, and posts it. If none can be started, tries once more
+    /// after some progress.
     fn start(
         &self,
         limit: usize,
@@ -382,12 +382,12 @@ impl Connection {
             Ok(started)
         };
         let mut started = try_start(&mut engine.state())?;
-        engine.try_progress();
         if started.is_none() {
+            engine.try_progress();
             started = try_start(&mut engine.state())?;
-            if started.is_some() {
-                engine.try_progress();
-            }
+        }
+        if started.is_some() {
+            engine.try_post();
         }
         let Some(slot) = started else { return Ok(None) };
         engine.state().connection(self.id)?;

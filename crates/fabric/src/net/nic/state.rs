@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::connection::{ConnectionState, Role, Step};
 use super::io::{Action, Event, Item};
-use super::{BULK_BYTES, Buffer, TestResult};
+use super::{Buffer, TestResult};
 use crate::net::{NetResult, tag};
 
 /// The connections.
@@ -55,15 +55,15 @@ impl State {
     pub fn started(&mut self, id: u32, slot: u8) -> bool {
         self.work.push((id, slot));
         let request = self.connections.get_mut(&id).and_then(|one| one.request(slot));
-        let is_bulk = request.is_some_and(|request| request.bytes() >= BULK_BYTES);
+        let is_bulk = request.is_some_and(|request| request.is_bulk);
         self.bulk += usize::from(is_bulk);
         is_bulk
     }
 
     /// Ends a request that is complete.
     pub fn take_done(&mut self, id: u32, slot: u8) -> Option<TestResult> {
-        let (done, bytes) = self.connections.get_mut(&id)?.take_done(slot)?;
-        self.bulk -= usize::from(bytes >= BULK_BYTES);
+        let (done, is_bulk) = self.connections.get_mut(&id)?.take_done(slot)?;
+        self.bulk -= usize::from(is_bulk);
         Some(done)
     }
 
@@ -75,7 +75,7 @@ impl State {
     /// Removes a connection.
     pub fn remove(&mut self, id: u32) -> Option<ConnectionState> {
         let connection = self.connections.remove(&id)?;
-        self.bulk -= connection.requests().filter(|one| one.bytes() >= BULK_BYTES).count();
+        self.bulk -= connection.requests().filter(|one| one.is_bulk).count();
         Some(connection)
     }
 
