@@ -52,7 +52,7 @@ pub struct ProviderInfo {
     /// Whether it only makes progress when polled, without threads or hardware of its own.
     pub manual_progress: bool,
     /// Whether each connection has an endpoint of its own (`FI_EP_MSG`).
-    pub is_connected_kind: bool,
+    pub is_connection_oriented: bool,
 }
 
 /// The result of polling the completion queue.
@@ -98,7 +98,7 @@ pub struct Endpoint {
     av: *mut Av,
     cq: *mut Cq,
     ep: *mut Ep,
-    /// Of connected endpoints.
+    /// Of connection-oriented endpoints.
     eq: *mut Eq,
     pep: *mut Pep,
     connected: HashSet<ConnectedEp>,
@@ -163,7 +163,7 @@ impl Endpoint {
         let fabric = self.fabric;
         fi_call!(self, "fi_domain", ((*(*fabric).ops).domain)(fabric, info, domain, none))?;
         self.open_queue()?;
-        if self.info.is_connected_kind {
+        if self.info.is_connection_oriented {
             return self.open_listener();
         }
         let domain = self.domain;
@@ -240,7 +240,7 @@ impl Endpoint {
     pub fn address(&self) -> FiResult<Vec<u8>> {
         let mut address = vec![0u8; MAX_ADDRESS_BYTES];
         let (into, mut length) = (address.as_mut_ptr().cast(), MAX_ADDRESS_BYTES);
-        let (fid, cm): (*mut Fid, _) = match self.info.is_connected_kind {
+        let (fid, cm): (*mut Fid, _) = match self.info.is_connection_oriented {
             // SAFETY: open.
             true => (self.pep.cast(), unsafe { (*self.pep).cm }),
             // SAFETY: open.
@@ -485,7 +485,7 @@ fn provider_info(info_list: &InfoList, provider: &str, domain: &str) -> Provider
         let info = &*info_list.first;
         let ep = &*info.ep_attr;
         ProviderInfo {
-            is_connected_kind: ep.kind == abi::EP_MSG,
+            is_connection_oriented: ep.kind == abi::EP_MSG,
             manual_progress: MANUAL_PROGRESS.contains(&layer),
             provider: provider.to_owned(),
             domain: domain.to_owned(),

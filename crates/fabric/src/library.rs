@@ -82,7 +82,8 @@ impl Library {
         self.version() >= (abi::API_DMABUF >> 16, abi::API_DMABUF & 0xffff)
     }
 
-    /// Providers of reliable datagram endpoints (`FI_EP_RDM`) with tagged messages, or of connected endpoints.
+    /// Providers of reliable datagram endpoints (`FI_EP_RDM`) with tagged messages, or of connection-oriented
+    /// ones (`FI_EP_MSG`).
     pub fn infos(&'static self, query: &Query<'_>) -> FiResult<InfoList> {
         let hints = self.hints(query)?;
         let node = query.source.and_then(|ip| CString::new(ip.to_string()).ok());
@@ -111,7 +112,7 @@ impl Library {
         let Some(info) = (unsafe { first.as_mut() }) else {
             return Err("out of memory for the libfabric hints".to_owned());
         };
-        let (caps, kind) = match query.connected {
+        let (caps, kind) = match query.connection_oriented {
             true => (abi::MSG, abi::EP_MSG),
             false => (abi::TAGGED, abi::EP_RDM),
         };
@@ -156,8 +157,8 @@ pub struct Query<'a> {
     pub gpu_memory: bool,
     /// Only those that read memory of a peer (`FI_RMA`).
     pub remote_read: bool,
-    /// Connected endpoints (`FI_EP_MSG`) instead of reliable datagram endpoints.
-    pub connected: bool,
+    /// Connection-oriented endpoints (`FI_EP_MSG`) instead of reliable datagram endpoints.
+    pub connection_oriented: bool,
 }
 
 fn symbol<F: Copy>(library: &libloading::Library, name: &CStr) -> FiResult<F> {

@@ -1,5 +1,6 @@
-//! Connected endpoints (`FI_EP_MSG`): each connection has an endpoint of its own, whose messages arrive in the
-//! order in which they are sent. A passive endpoint listens for connections. They share the completion queue.
+//! Connection-oriented endpoints (`FI_EP_MSG`): each connection has an endpoint of its own, whose messages arrive
+//! in the order in which they are sent. A passive endpoint listens for connections. They share the completion
+//! queue.
 
 use std::ffi::c_int;
 
@@ -50,8 +51,8 @@ struct EventBuffer {
 
 impl Endpoint {
     /// Whether its connections have endpoints of their own.
-    pub fn is_connected_kind(&self) -> bool {
-        self.info.is_connected_kind
+    pub fn is_connection_oriented(&self) -> bool {
+        self.info.is_connection_oriented
     }
 
     /// Opens the event queue, and the endpoint that listens.
@@ -84,8 +85,7 @@ impl Endpoint {
         let opened = self.open_connected(self.info_list.first)?;
         let (ep, address) = (opened.0, padded.as_ptr().cast());
         let (data, length) = (data.as_ptr().cast(), data.len());
-        let asked =
-            fi_call!(self, "fi_connect", ((*(*ep).cm).connect)(ep, address, data, length));
+        let asked = fi_call!(self, "fi_connect", ((*(*ep).cm).connect)(ep, address, data, length));
         self.or_close(opened, asked)
     }
 
@@ -181,8 +181,7 @@ impl Endpoint {
         // SAFETY: the queue is open.
         let read = unsafe { ((*(*eq).ops).readerr)(eq, &mut error, 0) };
         let why = |code: c_int| self.info_list.library.error_text(code);
-        (read > 0)
-            .then(|| ConnectionEvent::Failed(ConnectedEp(error.fid.cast()), why(error.err)))
+        (read > 0).then(|| ConnectionEvent::Failed(ConnectedEp(error.fid.cast()), why(error.err)))
     }
 
     /// Posts a send or a receive of a connection, which match in order. Returns false if the caller must retry.

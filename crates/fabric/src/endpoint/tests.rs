@@ -41,7 +41,8 @@ fn gpu_memory_is_registered_with_its_interface_and_descriptor() {
         Err(why) => return println!("skipped: {why}"),
     };
     let (provider, domain) = infos.names()[0].clone();
-    let mut endpoint = Endpoint::open(infos.get(0).unwrap(), (&provider, &domain), WaitMode::Sleep).unwrap();
+    let mut endpoint =
+        Endpoint::open(infos.get(0).unwrap(), (&provider, &domain), WaitMode::Sleep).unwrap();
     // SAFETY: the table of an open domain; it is put back before the domain is closed.
     let real = unsafe { (*endpoint.domain).mr };
     // SAFETY: a copy of that table.

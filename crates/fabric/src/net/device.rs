@@ -37,7 +37,7 @@ pub struct Device {
     /// Largest message.
     pub max_message: usize,
     /// Whether each connection has an endpoint of its own (`FI_EP_MSG`).
-    pub is_connected_kind: bool,
+    pub is_connection_oriented: bool,
     info: InfoList,
 }
 
@@ -57,7 +57,7 @@ impl Device {
 
     /// Receives in a group at most.
     pub fn max_recvs(&self) -> usize {
-        if self.is_connected_kind { 1 } else { MAX_GROUPED_RECVS }
+        if self.is_connection_oriented { 1 } else { MAX_GROUPED_RECVS }
     }
 
     /// Whether its peers have IP addresses, and its name is that of an interface.
@@ -81,11 +81,11 @@ fn takes_dma_buf(provider: &str) -> bool {
     DMA_BUF.contains(&provider.split(';').next().unwrap_or_default())
 }
 
-/// Providers whose connections have endpoints of their own if they are named without another layer. Each is a
-/// TCP connection, on which a message that is not expected yet keeps no others from their receivers. So it needs
-/// no clear-to-send, which takes as long as a small message. Reliable datagram endpoints have one TCP connection
-/// for all messages to a peer.
-const CONNECTED: [&str; 2] = ["tcp", "net"];
+/// Providers that are used with connection-oriented endpoints, unless they are named with another layer. Each
+/// connection of NCCL is then a TCP connection, so that an unexpected message blocks no other connection. That
+/// makes the clear-to-send unnecessary, which takes as long as a small message. Reliable datagram endpoints have
+/// one TCP connection for all messages to a peer.
+const CONNECTION_ORIENTED: [&str; 2] = ["tcp", "net"];
 
 fn is_ip(provider: &str) -> bool {
     ProviderChoice::parse(provider).has_ip_addresses()
@@ -101,8 +101,8 @@ pub fn discover(settings: &Settings, root: &Path) -> NetResult<Vec<Device>> {
     }
     let library = library()?;
     let mut why = String::new();
-    for (gpu_memory, connected) in queries(&settings.provider) {
-        match devices(library, settings, (*gpu_memory, *connected), root) {
+    for (gpu_memory, connection_oriented) in queries(&settings.provider) {
+        match devices(library, settings, (*gpu_memory, *connection_oriented), root) {
             Ok(devices) if !devices.is_empty() => return Ok(devices),
             Ok(_) => {}
             Err(error) => why = format!(" ({error})"),
@@ -122,10 +122,13 @@ pub fn discover(settings: &Settings, root: &Path) -> NetResult<Vec<Device>> {
     ))
 }
 
-/// What is asked of a provider, best first: access to memory of GPUs, and connected endpoints.
+/// What is asked of a provider, best first: access to memory of GPUs, and endpoints
+/// that are connection-oriented.
 fn queries(choice: &ProviderChoice) -> &'static [(bool, bool)] {
     match choice {
-        ProviderChoice::Named { provider, .. } if CONNECTED.contains(&provider.as_str()) => {
+        ProviderChoice::Named { provider, .. }
+            if CONNECTION_ORIENTED.contains(&provider.as_str()) =>
+        {
             &[(false, true), (false, false)]
         }
         // Software copies memory of GPUs through the host: NCCL's own copies are faster.
@@ -137,7 +140,7 @@ fn queries(choice: &ProviderChoice) -> &'static [(bool, bool)] {
 fn devices(
     library: &'static Library,
     settings: &Settings,
-    (gpu_memory, connected): (bool, bool),
+    (gpu_memory, connection_oriented): (bool, bool),
     root: &Path,
 ) -> NetResult<Vec<Device>> {
     let provider = match &settings.provider {
@@ -145,7 +148,14 @@ fn devices(
         _ => None,
     };
     let (registration, remote_read) = (true, gpu_memory);
-    let query = Query { provider, source: None, registration, gpu_memory, remote_read, connected };
+    let query = Query {
+        provider,
+        source: None,
+        registration,
+        gpu_memory,
+        remote_read,
+        connection_oriented,
+    };
     let infos = library.infos(&query)?;
     let names = infos.names();
     let selected = settings.provider.for_nccl().domains(&names);
@@ -172,10 +182,10 @@ fn device(
     let Some(entry) = info.iter().next() else { return Err("no fi_info".to_owned()) };
     // SAFETY: the attributes of an fi_info are never null.
     let attributes = unsafe { &*entry.ep_attr };
-    let (max_message, is_connected_kind) =
+    let (max_message, is_connection_oriented) =
         (attributes.max_msg_size, attributes.kind == abi::EP_MSG);
     let bits = u64::BITS - attributes.mem_tag_format.leading_zeros();
-    if bits < tag::BITS && !is_connected_kind {
+    if bits < tag::BITS && !is_connection_oriented {
         return Err(format!("{provider} has {bits} tag bits, {} are needed", tag::BITS));
     }
     if max_message < MIN_MAX_MESSAGE {
@@ -202,7 +212,7 @@ fn device(
         gpu_memory,
         dma_buf: gpu_memory && library.has_dma_buf() && takes_dma_buf(provider),
         max_message: max_message.min(MAX_MAX_MESSAGE),
-        is_connected_kind,
+        is_connection_oriented,
         info,
     })
 }

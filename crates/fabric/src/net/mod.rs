@@ -13,6 +13,9 @@
 //! A message is sent only after its receive is posted. So the provider never has to buffer an unexpected
 //! message, however far the sender is ahead, and data goes directly to its destination.
 //!
+//! With the TCP providers each connection has an endpoint of its own instead (`FI_EP_MSG`, `nic/connected.rs`).
+//! Its messages match in order, without tags and clear-to-send, and the kernel holds back the sender.
+//!
 //! The TCP connection of the handshake stays open. It carries no data: by it the kernel of the peer says that
 //! the process exists, and a peer that was killed or cannot be reached is an error, not a hang.
 

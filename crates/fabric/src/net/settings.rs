@@ -125,7 +125,8 @@ const EFA: [Default; 2] = [
 /// which is lost if the connection is closed.
 const TCP: [Default; 1] = [("FI_TCP_STAGING_SBUF_SIZE", "0", STAGING)];
 const NET: [Default; 1] = [("FI_NET_STAGING_SBUF_SIZE", "0", STAGING)];
-const STAGING: &str = "the end of a message may be lost with the staging buffer when a connection is closed";
+const STAGING: &str =
+    "the end of a message may be lost with the staging buffer when a connection is closed";
 
 /// TCP through the layer `ofi_rxm`, which copies or negotiates messages that are larger than 16 KiB otherwise. NCCL's
 /// messages have at most 512 KiB.

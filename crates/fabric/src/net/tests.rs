@@ -1,4 +1,5 @@
-//! Two NICs in one thread, over TCP, with connected endpoints and with reliable datagram endpoints. Skipped with a message if libfabric is missing.
+//! Two NICs in one thread, over TCP, with connection-oriented endpoints and with reliable datagram endpoints.
+//! Skipped with a message if libfabric is missing.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -19,9 +20,9 @@ fn options(has_thread: bool) -> NicOptions {
 }
 
 /// The provider with endpoints of both kinds.
-const CONNECTED: &str = "tcp";
+const CONNECTION_ORIENTED: &str = "tcp";
 const DATAGRAM: &str = "tcp;ofi_rxm";
-const KINDS: [&str; 2] = [CONNECTED, DATAGRAM];
+const KINDS: [&str; 2] = [CONNECTION_ORIENTED, DATAGRAM];
 
 /// Two NICs.
 fn nics(provider: &'static str) -> Option<(Arc<Nic>, Arc<Nic>)> {
@@ -45,7 +46,7 @@ fn nic(provider: &'static str, has_thread: bool) -> Option<Arc<Nic>> {
     let line = describe((1, 17), &devices);
     let expected = ", 1 NIC (lo), 10 Gb/s, GPUDirect RDMA: no (tcp";
     assert!(line.contains(expected), "{line}");
-    assert_eq!(devices[0].is_connected_kind, provider == CONNECTED);
+    assert_eq!(devices[0].is_connection_oriented, provider == CONNECTION_ORIENTED);
     Some(Nic::open(&devices[0], options(has_thread)).unwrap())
 }
 
@@ -137,9 +138,9 @@ fn check_groups(pair: &Pair) {
 }
 
 #[test]
-fn messages_of_connected_endpoints_match_in_order() {
+fn messages_of_a_connection_match_in_order() {
     for has_thread in [false, true] {
-        let nic = || nic(CONNECTED, has_thread);
+        let nic = || nic(CONNECTION_ORIENTED, has_thread);
         let Some((one, other)) = nic().zip(nic()) else { return };
         let pair = connect(&one, &other);
         for size in [0usize, 1, 100, 70_000, 5_000_000] {
@@ -170,7 +171,7 @@ fn messages_of_connected_endpoints_match_in_order() {
 
 #[test]
 fn a_message_that_is_not_expected_keeps_no_other_connection_waiting() {
-    let Some((one, other)) = nics(CONNECTED) else { return };
+    let Some((one, other)) = nics(CONNECTION_ORIENTED) else { return };
     let (early, pair) = (connect(&one, &other), connect(&one, &other));
     let mut sent = vec![3; 5_000_000];
     let request = send(&early, &mut sent, 0);
@@ -184,7 +185,7 @@ fn a_message_that_is_not_expected_keeps_no_other_connection_waiting() {
 
 #[test]
 fn what_was_sent_arrives_although_the_sender_has_closed_the_connection() {
-    let Some((one, other)) = nics(CONNECTED) else { return };
+    let Some((one, other)) = nics(CONNECTION_ORIENTED) else { return };
     let Pair { send: sender, recv } = connect(&one, &other);
     let mut first = [0u8; 4];
     // SAFETY: the buffers live until the requests are complete.
@@ -206,7 +207,7 @@ fn what_was_sent_arrives_although_the_sender_has_closed_the_connection() {
 
 #[test]
 fn a_message_that_is_longer_than_its_receive_is_an_error() {
-    let Some((one, other)) = nics(CONNECTED) else { return };
+    let Some((one, other)) = nics(CONNECTION_ORIENTED) else { return };
     let pair = connect(&one, &other);
     let mut received = [0u8; 10];
     let bytes = buffer(&mut received[..5]);
@@ -234,7 +235,7 @@ fn error_of(request: &RequestHandle, pair: &Pair) -> String {
 #[test]
 fn strangers_are_not_connected_to_an_endpoint() {
     use std::io::Write as _;
-    let Some((one, other)) = nics(CONNECTED) else { return };
+    let Some((one, other)) = nics(CONNECTION_ORIENTED) else { return };
     let pair = connect(&one, &other);
     let address = other.fabric_address();
     let mut silent = std::net::TcpStream::connect(address).unwrap();
@@ -368,7 +369,7 @@ fn check_end(Pair { send, recv }: Pair) {
 #[test]
 fn strangers_are_not_accepted() {
     use std::io::{Read as _, Write as _};
-    let Some((one, other)) = nics(CONNECTED) else { return };
+    let Some((one, other)) = nics(CONNECTION_ORIENTED) else { return };
     let listener = Listener::new(other.clone()).unwrap();
     let handle = listener.handle();
     let mut garbage = std::net::TcpStream::connect(handle.address).unwrap();

@@ -43,7 +43,11 @@ pub const SYSTEMS: [&str; 10] = [
 /// The binary in a clean environment: that of `REGATTA_TEST_BINARY` if it is set, for tests that run
 /// where nothing was built.
 pub fn command() -> Command {
-    let binary = std::env::var_os("REGATTA_TEST_BINARY").unwrap_or_else(|| REGATTA.into());
+    let binary = match std::env::var_os("REGATTA_TEST_BINARY") {
+        // It runs in the folders of tests.
+        Some(path) => std::path::absolute(path).unwrap(),
+        None => REGATTA.into(),
+    };
     clean_env(Command::new(binary))
 }
 

@@ -26,9 +26,10 @@ pub fn check_properties(plugin: &Plugin) {
             assert!(path.starts_with("/sys/devices/"), "{path}");
         }
         assert!(properties.speed > 0 && properties.max_comms > 0, "{properties:?}");
-        // Messages of connected endpoints match in order.
-        let is_connected = matches!(std::env::var("REGATTA_FABRIC").as_deref(), Ok("tcp" | "net"));
-        assert_eq!(properties.max_recvs, if is_connected { 1 } else { 8 });
+        // Messages of connection-oriented endpoints match in order.
+        let is_connection_oriented =
+            matches!(std::env::var("REGATTA_FABRIC").as_deref(), Ok("tcp" | "net"));
+        assert_eq!(properties.max_recvs, if is_connection_oriented { 1 } else { 8 });
         assert_ne!(properties.pointer_support & PTR_HOST, 0);
         if !matches!(plugin.table, Table::V8(_)) {
             assert_eq!((properties.members.count, properties.members.devices[0]), (1, device));

@@ -224,7 +224,7 @@ impl Nic {
         let _guard = enter().ok_or("the process exits")?;
         let mut io = self.engine.io();
         self.engine.state().check()?;
-        let address = match io.endpoint.is_connected_kind() {
+        let address = match io.endpoint.is_connection_oriented() {
             true => self.connect_ep(&mut io, connection, peer).map(|()| None),
             false => io.address(&peer.address).map(Some),
         };
@@ -427,7 +427,7 @@ impl Nic {
         Self::new(endpoint, (true, false), options)
     }
 
-    /// Where connected endpoints listen.
+    /// Where connection-oriented endpoints listen.
     pub fn fabric_address(&self) -> std::net::SocketAddr {
         let port = u16::from_be_bytes([self.own_address[2], self.own_address[3]]);
         (std::net::Ipv4Addr::LOCALHOST, port).into()
