@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 use crate::abi::{Fid, MrAttr, MrDmaBuf, MrOps, Out};
@@ -67,4 +68,32 @@ fn gpu_memory_is_registered_with_its_interface_and_descriptor() {
         (abi::MR_DMABUF, 9, 4096, 77, read, abi::HMEM_ROCR, 0),
     ];
     assert_eq!(*REGISTERED.lock().unwrap(), expected);
+}
+
+static CQ_CLOSES: AtomicUsize = AtomicUsize::new(0);
+
+unsafe extern "C" fn refuse_to_close(_: *mut Fid) -> c_int {
+    CQ_CLOSES.fetch_add(1, Ordering::Relaxed);
+    -libc::EBUSY
+}
+
+#[test]
+fn a_queue_that_the_provider_does_not_close_is_closed_once() {
+    let query = Query { provider: Some("tcp"), registration: true, ..Query::default() };
+    let infos = match library().and_then(|library| library.infos(&query)) {
+        Ok(infos) => infos,
+        Err(why) => return println!("skipped: {why}"),
+    };
+    let (provider, domain) = infos.names()[0].clone();
+    let names = (&*provider, &*domain);
+    let mut endpoint = Endpoint::open(infos.get(0).unwrap(), names, WaitMode::Poll).unwrap();
+    // SAFETY: the queue is open, and the functions live for ever.
+    unsafe {
+        let fid: *mut Fid = endpoint.cq.cast();
+        let ops = abi::Ops { close: refuse_to_close, ..*(*fid).ops };
+        (*fid).ops = Box::leak(Box::new(ops));
+    }
+    assert!(endpoint.close());
+    drop(endpoint);
+    assert_eq!(CQ_CLOSES.load(Ordering::Relaxed), 1);
 }
