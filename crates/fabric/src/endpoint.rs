@@ -102,6 +102,8 @@ pub struct Endpoint {
     eq: *mut Eq,
     pep: *mut Pep,
     connected: HashSet<ConnectedEp>,
+    /// Whether one of them was not closed, so that its memory may be accessed.
+    has_busy_connection: bool,
     wait_mode: WaitMode,
     /// Whether posting is disabled.
     closing: bool,
@@ -145,6 +147,7 @@ impl Endpoint {
             eq: std::ptr::null_mut(),
             pep: std::ptr::null_mut(),
             connected: HashSet::new(),
+            has_busy_connection: false,
             wait_mode,
             closing: false,
             fd: None,

@@ -11,8 +11,10 @@ impl Endpoint {
     pub fn close_ep(&mut self) -> bool {
         self.closing = true;
         let connected: Vec<_> = self.connected.iter().copied().collect();
-        let are_closed = connected.into_iter().fold(true, |all, ep| self.close_connected(ep) & all);
-        if !are_closed {
+        for ep in connected {
+            self.close_connected(ep);
+        }
+        if self.has_busy_connection {
             return false;
         }
         serialized(|| {

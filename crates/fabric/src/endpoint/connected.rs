@@ -91,14 +91,15 @@ impl Endpoint {
 
     /// Accepts a connection.
     pub fn accept(&mut self, request: &ConnectRequest) -> FiResult<ConnectedEp> {
-        let opened = self.open_connected(request.info.first);
-        if opened.is_err() {
+        let accepted = self.open_connected(request.info.first).and_then(|opened| {
+            let (ep, none) = (opened.0, std::ptr::null());
+            let accepted = fi_call!(self, "fi_accept", ((*(*ep).cm).accept)(ep, none, 0));
+            self.or_close(opened, accepted)
+        });
+        if accepted.is_err() {
             self.reject(request);
         }
-        let opened = opened?;
-        let (ep, none) = (opened.0, std::ptr::null());
-        let accepted = fi_call!(self, "fi_accept", ((*(*ep).cm).accept)(ep, none, 0));
-        self.or_close(opened, accepted)
+        accepted
     }
 
     /// Rejects a connection.
@@ -223,9 +224,9 @@ impl Endpoint {
             unsafe { ((*(*ep).cm).shutdown)(ep, 0) };
             close(&mut ep)
         });
-        if closed {
-            self.connected.remove(&key);
-        }
+        // Not tried again: the provider has closed its socket, whose number may be another's by then.
+        self.connected.remove(&key);
+        self.has_busy_connection |= !closed;
         closed
     }
 }

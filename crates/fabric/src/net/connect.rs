@@ -43,6 +43,8 @@ enum State {
         retry_at: Instant,
     },
     Handshake(Exchange, Connection),
+    /// The endpoints connect.
+    Endpoint(Connection),
 }
 
 impl Connectors {
@@ -103,7 +105,7 @@ impl Connecting {
                     return self.pending(now);
                 }
             },
-            State::Handshake(..) => {}
+            State::Handshake(..) | State::Endpoint(_) => {}
         }
         if let State::Handshake(exchange, _) = &mut self.state {
             let text = |error: std::io::Error| match error.kind() {
@@ -121,10 +123,20 @@ impl Connecting {
             }
             if let State::Handshake(exchange, connection) = self.state {
                 self.nic.connected(&connection, &hello, exchange.stream)?;
-                return Ok(Progress::Connected(connection));
+                self.state = State::Endpoint(connection);
             }
         }
-        Err("no handshake".to_owned())
+        let State::Endpoint(connection) = &self.state else {
+            return Err("no handshake".to_owned());
+        };
+        // As above, the peer may be busy or stopped for any time.
+        if !self.nic.is_established(connection)? {
+            return Ok(Progress::Pending(self));
+        }
+        match self.state {
+            State::Endpoint(connection) => Ok(Progress::Connected(connection)),
+            _ => Err("no handshake".to_owned()),
+        }
     }
 
     /// Sends the message of this side.

@@ -15,6 +15,9 @@ const MAX_HANDSHAKES: usize = 16;
 /// Time for a handshake, if others wait.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Time after which a connection may have failed for want of descriptors.
+const DESCRIPTORS_CHECK: Duration = Duration::from_secs(1);
+
 /// Waits for a sender that knows the handle.
 pub struct Listener {
     nic: Arc<Nic>,
@@ -61,8 +64,8 @@ impl Listener {
         while at < handshakes.len() {
             // A sender that is busy, or stopped, is waited for.
             let is_full = handshakes.len() == MAX_HANDSHAKES;
-            let is_late = is_full && now >= handshakes[at].since + HANDSHAKE_TIMEOUT;
-            match handshakes[at].advance(&self.nic, self.handle.token) {
+            let is_late = is_full && handshakes[at].is_late(now);
+            match handshakes[at].advance(&self.nic, self.handle.token, now) {
                 Ok(false) if !is_late => at += 1,
                 Ok(true) => return Ok(handshakes.swap_remove(at).connection),
                 // A stranger, or a sender that has given up.
@@ -108,8 +111,18 @@ enum HandshakeError {
 }
 
 impl Handshake {
+    /// Whether it takes too long, and is not known to be of the sender.
+    fn is_late(&self, now: Instant) -> bool {
+        self.connection.is_none() && now >= self.since + HANDSHAKE_TIMEOUT
+    }
+
     /// Returns whether the connection is established.
-    fn advance(&mut self, nic: &Arc<Nic>, token: Token) -> Result<bool, HandshakeError> {
+    fn advance(
+        &mut self,
+        nic: &Arc<Nic>,
+        token: Token,
+        now: Instant,
+    ) -> Result<bool, HandshakeError> {
         if self.connection.is_none() {
             let received = self.exchange.receive().map_err(|_| HandshakeError::Dropped)?;
             let Some(hello) = received else { return Ok(false) };
@@ -124,6 +137,25 @@ impl Handshake {
             self.exchange.send(&nic.hello(&connection, token));
             self.connection = Some(connection);
         }
-        self.exchange.flush().map_err(|_| HandshakeError::Dropped)
+        let is_sent = self.exchange.flush().map_err(|_| HandshakeError::Dropped)?;
+        let Some(connection) = self.connection.as_ref().filter(|_| is_sent) else {
+            return Ok(false);
+        };
+        let is_established = nic.is_established(connection).map_err(HandshakeError::Failed)?;
+        if !is_established && now >= self.since + DESCRIPTORS_CHECK {
+            self.check_descriptors()?;
+        }
+        Ok(is_established)
+    }
+
+    /// Fails if the process cannot open more files: libfabric does not report that it cannot accept a connection.
+    fn check_descriptors(&self) -> Result<(), HandshakeError> {
+        let opened = self.exchange.stream.try_clone();
+        let failed = |error| {
+            HandshakeError::Failed(format!(
+                "cannot accept a connection: {error}; check `ulimit -n`"
+            ))
+        };
+        opened.map(drop).map_err(failed)
     }
 }

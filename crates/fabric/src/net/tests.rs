@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::device::{describe, discover};
 use super::handle::Handle;
+use super::hello::Hello;
 use super::settings::Settings;
 use super::*;
 use crate::memory::{Memory, Region};
@@ -206,6 +207,55 @@ fn what_was_sent_arrives_although_the_sender_has_closed_the_connection() {
 }
 
 #[test]
+fn a_receive_may_be_posted_long_after_the_sender_has_closed_the_connection() {
+    let Some((one, other)) = nics(CONNECTION_ORIENTED) else { return };
+    let Pair { send: sender, recv } = connect(&one, &other);
+    let busy = connect(&one, &other);
+    let mut sent = [3u8; 100];
+    // SAFETY: the buffers live until the requests are complete.
+    let request = unsafe { sender.send(buffer(&mut sent), 0) }.unwrap().unwrap();
+    wait(request, request);
+    drop(sender);
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(1500) {
+        exchange(&busy);
+    }
+    let mut received = [0u8; 100];
+    // SAFETY: as above.
+    let request = unsafe { recv.receive(&[(buffer(&mut received), 0)]) }.unwrap().unwrap();
+    wait(request, request);
+    assert_eq!(received, sent);
+    check_ended(&recv);
+}
+
+#[test]
+fn a_sender_that_ends_before_its_endpoint_is_connected_is_an_error() {
+    let Some(nic) = nic(CONNECTION_ORIENTED, false) else { return };
+    let listener = Listener::new(nic).unwrap();
+    let Handle { address, token } = listener.handle();
+    let mut exchange = frame::Exchange::new(std::net::TcpStream::connect(address).unwrap());
+    let (provider, host) = ("tcp".to_owned(), "other".to_owned());
+    let hello = Hello { token, key: 1, connection: 2, process: 3, provider, host, address: vec![] };
+    exchange.send(&hello);
+    assert!(exchange.flush().unwrap());
+    let start = Instant::now();
+    // Long enough for a check of descriptors.
+    while start.elapsed() < Duration::from_millis(1200) {
+        assert!(listener.accept().unwrap().is_none());
+    }
+    drop(exchange);
+    let error = loop {
+        assert!(start.elapsed() < TIMEOUT, "no error");
+        match listener.accept() {
+            Ok(connection) => assert!(connection.is_none()),
+            Err(error) => break error,
+        }
+    };
+    let expected = "other (process 3): the peer closed the connection or ended";
+    assert!(error.contains(expected), "{error}");
+}
+
+#[test]
 fn a_message_that_is_longer_than_its_receive_is_an_error() {
     let Some((one, other)) = nics(CONNECTION_ORIENTED) else { return };
     let pair = connect(&one, &other);
@@ -352,6 +402,20 @@ fn check_end(Pair { send, recv }: Pair) {
     // SAFETY: the memory lives until the connection is closed.
     let request = unsafe { recv.receive(&[(buffer(&mut memory), 0)]) }.unwrap().unwrap();
     drop(send);
+    check_error(&recv, request);
+}
+
+/// A receive from a sender that has closed the connection is an error.
+fn check_ended(recv: &Connection) {
+    let mut memory = [0u8; 8];
+    // SAFETY: the memory lives until the connection has failed, and the provider has given it up.
+    let request = unsafe { recv.receive(&[(buffer(&mut memory), 0)]) }.unwrap().unwrap();
+    check_error(recv, request);
+    recv.deregister(Region::NONE, memory.as_ptr() as usize);
+}
+
+fn check_error(recv: &Connection, request: &RequestHandle) {
+    let mut memory = [0u8; 8];
     let start = Instant::now();
     let error = loop {
         assert!(start.elapsed() < TIMEOUT, "no error");

@@ -7,6 +7,9 @@ use super::io::{Event, Io, Operation, accepted};
 use crate::FiResult;
 use crate::endpoint::{ConnectRequest, ConnectedEp, ConnectionEvent};
 
+/// Events that are handled in a row.
+const MAX_EVENTS: usize = 16;
+
 /// Bytes of a request for a connection: the receiver's number of it, and the key of that one.
 const REQUEST_BYTES: usize = 12;
 
@@ -77,11 +80,18 @@ impl Io {
     }
 
     /// Makes progress with connections that are being established.
+    pub fn poll_pending_connections(&mut self) -> FiResult {
+        // A system call, which established connections need rarely.
+        if self.connections.pending > 0 { self.poll_connections() } else { Ok(()) }
+    }
+
+    /// Handles what happened to connections.
     pub fn poll_connections(&mut self) -> FiResult {
-        // A system call, which established connections do not need.
-        while self.connections.pending > 0
-            && let Some(event) = self.endpoint.poll_connections()?
-        {
+        if !self.endpoint.is_connection_oriented() {
+            return Ok(());
+        }
+        for _ in 0..MAX_EVENTS {
+            let Some(event) = self.endpoint.poll_connections()? else { break };
             match event {
                 ConnectionEvent::Requested(request) => self.requested(&request),
                 ConnectionEvent::Connected(ep) => self.connected(ep),
@@ -99,11 +109,12 @@ impl Io {
     }
 
     fn connected(&mut self, ep: ConnectedEp) {
-        let Some(id) = self.connections.find(ep) else { return };
-        let Some(one) = self.connections.all.get_mut(&id) else { return };
+        let Some(connection) = self.connections.find(ep) else { return };
+        let Some(one) = self.connections.all.get_mut(&connection) else { return };
         if one.state == EpState::Pending(ep) {
             one.state = EpState::Open(ep);
             self.connections.pending -= 1;
+            self.events.push(Event::Established { connection });
         }
     }
 

@@ -86,10 +86,11 @@ impl Engine {
             return false;
         }
         let has_posted = self.post(io);
-        let polled = io.poll_connections().and_then(|()| io.poll()).and_then(|has_completed| {
-            io.post_control_recvs()?;
-            Ok(has_completed)
-        });
+        let polled =
+            io.poll_pending_connections().and_then(|()| io.poll()).and_then(|has_completed| {
+                io.post_control_recvs()?;
+                Ok(has_completed)
+            });
         self.progress_count.fetch_add(1, Ordering::Relaxed);
         let now = Instant::now();
         if !io.events.is_empty() {
@@ -128,6 +129,8 @@ impl Engine {
                     }
                     Err(why) => {
                         self.state().apply(Event::Failed { connection, why }, Instant::now());
+                        // What follows must not be taken for it. It is dropped with the connection.
+                        next = item.step;
                         break;
                     }
                 }
@@ -148,6 +151,10 @@ impl Engine {
     /// Looks for peers that have ended.
     fn check_peers(&self, io: &mut Io, now: Instant) {
         let Some(readable) = io.liveness.check(now) else { return };
+        // An endpoint without posted messages ends without a completion.
+        if let Err(why) = io.poll_connections() {
+            self.fail(io, why);
+        }
         let mut state = self.state();
         for id in readable {
             let Some(peer) = state.connections.get(&id).and_then(|one| one.peer.as_ref()) else {

@@ -64,6 +64,8 @@ pub enum Event {
     Granted(ClearToSend),
     /// A message of a request is complete, with this many bytes.
     Completed { connection: u32, slot: u8, index: u8, bytes: usize },
+    /// The endpoint of a connection is connected.
+    Established { connection: u32 },
     /// The peer closed a connection.
     Closed { connection: u32 },
     /// An operation of a connection failed.
@@ -98,7 +100,7 @@ pub struct Io {
     /// This process, to read its own memory.
     own: Option<Address>,
     pub liveness: Liveness,
-    /// What is being posted, and what happened; empty between calls.
+    /// What is being posted, empty between calls; and what happened.
     pub items: Vec<Item>,
     pub events: Vec<Event>,
 }
@@ -282,8 +284,8 @@ impl Io {
                             self.completed(operation, entry.len);
                         }
                     }
-                    // The queue is empty, or the provider would have returned more. It looks for others when it is
-                    // read again, with system calls.
+                    // The provider would have returned more, or there is an error that the next call returns. A
+                    // provider that is read again looks for others, with system calls.
                     if count < CQ_BATCH {
                         return Ok(true);
                     }

@@ -17,7 +17,7 @@ mod stuck_provider;
 
 use std::net::{IpAddr, TcpStream};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::device::Device;
 use super::handle::Token;
@@ -234,7 +234,9 @@ impl Nic {
         let segment_lock = SegmentLock::map(&peer.address, self.library).map(Arc::new);
         let mut state = self.engine.state();
         state.is_retired |= self.is_shm() && io.peer_count() >= MAX_SHM_PEERS;
-        state.connection(connection.id)?.peer = Some(Peer {
+        let own = state.connection(connection.id)?;
+        own.is_established |= address.is_some();
+        own.peer = Some(Peer {
             name,
             address,
             is_visible: shm_cleanup::is_running(&peer.address),
@@ -249,14 +251,19 @@ impl Nic {
 
     /// Begins to connect the endpoint of a connection to the receiver's, or waits for the sender.
     fn connect_ep(&self, io: &mut Io, connection: &Connection, peer: &Hello) -> NetResult {
-        let mut state = self.engine.state();
-        match state.connection(connection.id)?.role {
-            Role::Send(_) => {
-                io.connect(connection.id, &peer.address, (peer.connection, peer.key))?;
-            }
-            Role::Recv { .. } => io.expect(connection.id, connection.key),
+        let is_send = matches!(self.engine.state().connection(connection.id)?.role, Role::Send(_));
+        match is_send {
+            true => io.connect(connection.id, &peer.address, (peer.connection, peer.key))?,
+            false => io.expect(connection.id, connection.key),
         }
         Ok(())
+    }
+
+    /// Whether a connection is established, after its handshake. Never blocks.
+    pub(super) fn is_established(&self, connection: &Connection) -> NetResult<bool> {
+        let _guard = enter().ok_or("the process exits")?;
+        self.engine.try_progress();
+        Ok(self.engine.state().connection(connection.id)?.is_established)
     }
 }
 
@@ -340,7 +347,7 @@ impl Connection {
             if group.len() > 1 && connection.is_in_order() {
                 return Err(format!("a group of {} receives, expected one", group.len()));
             }
-            Ok(Some(connection.start_receive(group)))
+            Ok(Some(connection.start_receive(group, Instant::now())))
         })
     }
 

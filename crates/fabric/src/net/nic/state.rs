@@ -152,6 +152,11 @@ impl State {
                     connection.complete(slot, index.into(), bytes, now);
                 }
             }
+            Event::Established { connection } => {
+                if let Some(connection) = self.connections.get_mut(&connection) {
+                    connection.is_established = true;
+                }
+            }
             Event::Closed { connection } => self.closed(connection, None, now),
             Event::Failed { connection, why } => {
                 if let Some(connection) = self.connections.get_mut(&connection) {
