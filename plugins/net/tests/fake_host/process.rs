@@ -1,8 +1,10 @@
 //! Processes of ranks: this program, executed again.
 
+use std::fs::DirEntry;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::sync::LazyLock;
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::child::{Task, VARIABLE};
 
@@ -102,6 +104,7 @@ impl Rank {
         let file = std::fs::File::create(&log).unwrap();
         command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
         let limit = LIMIT + Duration::from_secs(task.bytes >> 20);
+        LazyLock::force(&STARTED);
         Self { child: command.spawn().unwrap(), log, limit }
     }
 
@@ -199,9 +202,17 @@ pub fn run_pair(task: &Task, provider: &str) {
     }
 }
 
-/// Shared memory of a process.
+/// When the first rank of these tests was started.
+static STARTED: LazyLock<SystemTime> = LazyLock::new(SystemTime::now);
+
+/// Shared memory of a process. That of an earlier one with the same number does not count: numbers are reused, and
+/// the memory of a killed process stays.
 pub fn segments(process: u32) -> Vec<String> {
-    let names = std::fs::read_dir("/dev/shm").unwrap().flatten();
+    let is_recent = |entry: &DirEntry| {
+        let modified = entry.metadata().and_then(|metadata| metadata.modified());
+        modified.is_ok_and(|modified| modified >= *STARTED)
+    };
+    let names = std::fs::read_dir("/dev/shm").unwrap().flatten().filter(is_recent);
     let names = names.filter_map(|entry| entry.file_name().into_string().ok());
     names.filter(|name| name.split(':').next() == Some(&process.to_string())).collect()
 }
