@@ -34,16 +34,24 @@ unsafe extern "C" fn regattr(_: *mut Fid, attr: *const MrAttr, flags: u64, _: Ou
     -libc::ENOSYS
 }
 
-#[test]
-fn gpu_memory_is_registered_with_its_interface_and_descriptor() {
+/// An endpoint of the tcp provider.
+fn open() -> Option<Endpoint> {
     let query = Query { provider: Some("tcp"), registration: true, ..Query::default() };
     let infos = match library().and_then(|library| library.infos(&query)) {
         Ok(infos) => infos,
-        Err(why) => return println!("skipped: {why}"),
+        Err(why) => {
+            println!("skipped: {why}");
+            return None;
+        }
     };
     let (provider, domain) = infos.names()[0].clone();
-    let mut endpoint =
-        Endpoint::open(infos.get(0).unwrap(), (&provider, &domain), WaitMode::Sleep).unwrap();
+    let names = (&*provider, &*domain);
+    Some(Endpoint::open(infos.get(0).unwrap(), names, WaitMode::Poll).unwrap())
+}
+
+#[test]
+fn gpu_memory_is_registered_with_its_interface_and_descriptor() {
+    let Some(mut endpoint) = open() else { return };
     // SAFETY: the table of an open domain; it is put back before the domain is closed.
     let real = unsafe { (*endpoint.domain).mr };
     // SAFETY: a copy of that table.
@@ -79,14 +87,7 @@ unsafe extern "C" fn refuse_to_close(_: *mut Fid) -> c_int {
 
 #[test]
 fn a_queue_that_the_provider_does_not_close_is_closed_once() {
-    let query = Query { provider: Some("tcp"), registration: true, ..Query::default() };
-    let infos = match library().and_then(|library| library.infos(&query)) {
-        Ok(infos) => infos,
-        Err(why) => return println!("skipped: {why}"),
-    };
-    let (provider, domain) = infos.names()[0].clone();
-    let names = (&*provider, &*domain);
-    let mut endpoint = Endpoint::open(infos.get(0).unwrap(), names, WaitMode::Poll).unwrap();
+    let Some(mut endpoint) = open() else { return };
     // SAFETY: the queue is open, and the functions live for ever.
     unsafe {
         let fid: *mut Fid = endpoint.cq.cast();

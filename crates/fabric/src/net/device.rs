@@ -1,5 +1,6 @@
 //! The NICs of a provider.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -108,7 +109,7 @@ pub fn discover(settings: &Settings, root: &Path) -> NetResult<Vec<Device>> {
             Err(error) => why = format!(" ({error})"),
         }
     }
-    let available = crate::available_providers()?.join(", ");
+    let available = available(&crate::available_providers()?).join(", ");
     let wanted = match &settings.provider {
         ProviderChoice::Named { provider, domain: None } => format!("provider {provider}"),
         ProviderChoice::Named { provider, domain: Some(domain) } => {
@@ -122,8 +123,19 @@ pub fn discover(settings: &Settings, root: &Path) -> NetResult<Vec<Device>> {
     ))
 }
 
-/// What is asked of a provider, best first: access to memory of GPUs, and endpoints
-/// that are connection-oriented.
+/// `PROVIDER/DOMAIN` pairs by the names that select them. A layer would select the slower endpoints of
+/// [`CONNECTION_ORIENTED`] providers.
+fn available(pairs: &[String]) -> Vec<String> {
+    let name = |pair: &String| {
+        let (provider, domain) = pair.split_once('/').unwrap_or((pair, ""));
+        let core = provider.split(';').next().unwrap_or(provider);
+        let is_core = CONNECTION_ORIENTED.contains(&core);
+        format!("{}/{domain}", if is_core { core } else { provider })
+    };
+    pairs.iter().map(name).collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// The queries for providers, in order of preference: whether they need `FI_HMEM`, and `FI_EP_MSG`.
 fn queries(choice: &ProviderChoice) -> &'static [(bool, bool)] {
     match choice {
         ProviderChoice::Named { provider, .. }
@@ -272,4 +284,17 @@ pub fn describe(version: (u32, u32), devices: &[Device]) -> String {
 fn gigabits(megabits: u32) -> String {
     let gigabits = f64::from(megabits) / 1000.0;
     if megabits.is_multiple_of(1000) { format!("{gigabits:.0}") } else { format!("{gigabits:.1}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn providers_are_listed_by_the_names_that_select_them() {
+        let pairs =
+            ["net/lo", "net;ofi_rxm/lo", "shm/shm", "tcp;ofi_rxm/lo", "verbs;ofi_rxm/mlx5_0"];
+        let listed = available(&pairs.map(str::to_owned));
+        assert_eq!(listed, ["net/lo", "shm/shm", "tcp/lo", "verbs;ofi_rxm/mlx5_0"]);
+    }
 }

@@ -235,7 +235,7 @@ impl Nic {
         let mut state = self.engine.state();
         state.is_retired |= self.is_shm() && io.peer_count() >= MAX_SHM_PEERS;
         let own = state.connection(connection.id)?;
-        own.is_established |= address.is_some();
+        own.is_established = address.is_some();
         own.peer = Some(Peer {
             name,
             address,
