@@ -216,6 +216,8 @@ Examples:
   regatta launch -n 4 -- regatta bench broadcast
                                                 under regatta launch, like any other program
   regatta bench send-recv --pairs               find the slow link or node
+  regatta bench all-reduce --net-plugin ./libnccl-net.so
+                                                a network plug-in of NCCL, without a GPU
   regatta bench compare old.txt new.json        compare nccl-tests output with a regatta result";
 
 const CHECKPOINT_EXAMPLES: &str = "\
