@@ -55,7 +55,12 @@ pub fn tests(complete: bool) -> Result<()> {
     let failed = test_programs::run(required, build)?;
     let doc_tests = run("doc tests", cargo().args(["test", "--quiet", "--workspace", "--doc"]));
     if !failed.is_empty() {
-        bail!("tests failed: {}", failed.join(", "));
+        // Again, at the end of a long log, of which a CI system may keep only the end.
+        failed
+            .iter()
+            .for_each(|program| println!("xtask: {} failed\n{}", program.name, program.failures));
+        let names: Vec<_> = failed.iter().map(|program| program.name.as_str()).collect();
+        bail!("tests failed: {}", names.join(", "));
     }
     println!("xtask: tests done in {:.0} s", start.elapsed().as_secs_f64());
     doc_tests

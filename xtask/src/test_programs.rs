@@ -45,15 +45,23 @@ pub struct Build {
     pub binary: PathBuf,
 }
 
-/// Runs all test programs, also after a failure. Returns the names of those that failed.
-pub fn run(variables: &[(&str, &str)], build: Build) -> Result<Vec<String>> {
+/// A test program that failed.
+#[derive(Debug)]
+pub struct FailedProgram {
+    /// Package and target, such as `regatta cluster`.
+    pub name: String,
+    /// The output of its failed tests.
+    pub failures: String,
+}
+
+/// Runs all test programs, also after a failure. Returns those that failed.
+pub fn run(variables: &[(&str, &str)], build: Build) -> Result<Vec<FailedProgram>> {
     let [shared, isolated] = queues(build.programs).map(Mutex::new);
     let failed = Mutex::new(Vec::new());
     let run_all = |queue: &Mutex<VecDeque<TestProgram>>| -> Result<()> {
         while let Some(program) = next(queue) {
-            if !program.run(variables)? {
-                failed.lock().unwrap_or_else(PoisonError::into_inner).push(program.name());
-            }
+            let failure = program.run(variables)?;
+            failed.lock().unwrap_or_else(PoisonError::into_inner).extend(failure);
         }
         Ok(())
     };
@@ -148,9 +156,8 @@ impl TestProgram {
         nice
     }
 
-    /// Runs it, and prints its output at its end: that of programs that run at once would be mixed. Returns
-    /// whether it succeeded.
-    fn run(&self, variables: &[(&str, &str)]) -> Result<bool> {
+    /// Runs it, and prints its output at its end: that of programs that run at once would be mixed.
+    fn run(&self, variables: &[(&str, &str)]) -> Result<Option<FailedProgram>> {
         let name = self.name();
         println!("xtask: running {name}");
         let start = Instant::now();
@@ -161,8 +168,20 @@ impl TestProgram {
         let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
         let seconds = start.elapsed().as_secs_f64();
         println!("xtask: {name} ({seconds:.1} s)\n{err}{out}");
-        Ok(output.status.success())
+        if output.status.success() {
+            return Ok(None);
+        }
+        let failures = match failures(&out) {
+            Some(failures) => failures.to_owned(),
+            None => format!("{}\n{err}{out}", output.status),
+        };
+        Ok(Some(FailedProgram { name, failures }))
     }
+}
+
+/// The part of a test program's output about its failed tests; none if the program crashed.
+fn failures(output: &str) -> Option<&str> {
+    output.find("\nfailures:\n").map(|at| &output[at + 1..])
 }
 
 #[cfg(test)]
@@ -196,6 +215,17 @@ mod tests {
         assert_eq!(binary, Path::new("/t/regatta"));
         assert!(parse("{").is_err());
         assert!(parse(&messages[1]).is_err(), "without the binary");
+    }
+
+    #[test]
+    fn the_failures_follow_the_results_of_all_tests() {
+        let result =
+            "failures:\n\n---- a stdout ----\nwhy\n\nfailures:\n    a\n\ntest result: FAILED";
+        assert_eq!(
+            failures(&format!("running 1 test\ntest a ... FAILED\n\n{result}")),
+            Some(result)
+        );
+        assert_eq!(failures("running 1 test\n"), None);
     }
 
     #[test]
