@@ -43,7 +43,7 @@ pub enum Fault {
     Exited,
     /// The victim is stopped permanently.
     Stopped,
-    /// The victim is stopped until the other ranks time out, then resumed.
+    /// The victim is stopped until the other ranks have reported it, then resumed.
     Resumed,
     /// The victim is paused briefly.
     Paused,
@@ -51,7 +51,7 @@ pub enum Fault {
     AllPaused,
     /// The victim makes a mismatching call.
     Mismatch(MismatchKind),
-    /// The victim stays alive but makes no calls.
+    /// The victim stays alive but makes no calls until the other ranks have reported it.
     Late,
     /// The victim aborts on another thread.
     Aborted,
@@ -92,7 +92,7 @@ impl ChaosStep {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct ChaosCase {
     pub seed: u64,
     pub comm: CommKind,

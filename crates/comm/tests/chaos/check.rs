@@ -151,9 +151,12 @@ pub fn no_leaks(dir: &Path) -> Result<(), String> {
         return Err(format!("leaked socket {name}"));
     }
     let memory = std::fs::read_dir("/dev/shm").map_err(|error| error.to_string())?;
-    // Concurrent tests have their directories there.
-    let ours = |name: &str| name.contains("regatta") && !name.starts_with("regatta-test-");
-    match memory.flatten().find(|entry| ours(&entry.file_name().to_string_lossy())) {
+    // Directories there belong to other tests.
+    let is_ours = |entry: &std::fs::DirEntry| {
+        let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+        is_file && entry.file_name().to_string_lossy().contains("regatta")
+    };
+    match memory.flatten().find(is_ours) {
         Some(entry) => Err(format!("{:?} leaked in /dev/shm", entry.file_name())),
         None => Ok(()),
     }

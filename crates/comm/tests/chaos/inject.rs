@@ -1,5 +1,6 @@
 //! Faults injected from outside the rank processes.
 
+use std::path::Path;
 use std::process::Child;
 use std::time::Duration;
 
@@ -7,12 +8,10 @@ use regatta_testbed::Cluster;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::case::{ChaosCase, Fault};
+use crate::failed_ranks;
 
 /// The duration of a short pause.
 const PAUSE: Duration = Duration::from_millis(300);
-
-/// Longer than the other ranks wait for a stopped one.
-const STOP: Duration = Duration::from_secs(8);
 
 /// A pause of all ranks: longer than their timeouts.
 const LONG_PAUSE: Duration = Duration::from_secs(6);
@@ -24,25 +23,28 @@ fn signal(ids: &[Pid], signal: Signal) {
     }
 }
 
-/// Resumes stopped ranks after some time.
-fn resume(ranks: Vec<Pid>, after: Duration) {
+/// Resumes stopped ranks after a wait.
+fn resume(ranks: Vec<Pid>, wait: impl FnOnce() + Send + 'static) {
     std::thread::spawn(move || {
-        std::thread::sleep(after);
+        wait();
         signal(&ranks, Signal::CONT);
     });
 }
 
 /// Injects the fault of a case.
-pub fn inject(case: &ChaosCase, cluster: Option<&Cluster>, ranks: &[Child]) {
+pub fn inject(case: &ChaosCase, cluster: Option<&Cluster>, ranks: &[Child], dir: &Path) {
     let all: Vec<Pid> = ranks.iter().map(Pid::from_child).collect();
     let victim = vec![all[case.victim]];
     let host = case.host(case.victim);
     match (case.fault, cluster) {
-        (Fault::Paused, _) => resume(victim, PAUSE),
-        (Fault::Resumed, _) => resume(victim, STOP),
+        (Fault::Paused, _) => resume(victim, || std::thread::sleep(PAUSE)),
+        (Fault::Resumed, _) => {
+            let (case, dir) = (case.clone(), dir.to_owned());
+            resume(victim, move || failed_ranks::wait_for_others(&case, &dir));
+        }
         (Fault::AllPaused, _) => {
             signal(&all, Signal::STOP);
-            resume(all, LONG_PAUSE);
+            resume(all, || std::thread::sleep(LONG_PAUSE));
         }
         (Fault::NodeCut, Some(cluster)) => cluster.disconnect(&host).unwrap(),
         (Fault::LinkCut { other }, Some(cluster)) => {

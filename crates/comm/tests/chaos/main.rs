@@ -9,12 +9,14 @@
 
 mod case;
 mod check;
+mod failed_ranks;
 mod inject;
 mod outcome;
 #[path = "../tcp/port_file.rs"]
 mod port_file;
 mod rank;
 mod runner;
+mod running_clock;
 #[path = "../tcp/seeded_rng.rs"]
 mod seeded_rng;
 

@@ -1,7 +1,7 @@
 //! A rank process: the test program re-executes itself.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use regatta_comm::{
     Call, CallKind, Collectives, Comm, CommError, Communicator, Counts, DType, OwnedCall, Pending,
@@ -12,7 +12,7 @@ use rustix::process::{Signal, getpid, kill_process};
 
 use crate::case::{ChaosCase, ChaosStep, CommKind, Fault, Testbed};
 use crate::outcome::RankOutcome;
-use crate::port_file;
+use crate::{failed_ranks, port_file, running_clock};
 
 /// The environment of a rank process.
 pub const SEED: &str = "REGATTA_TEST_SEED";
@@ -39,6 +39,7 @@ fn rank_main() {
     let case = ChaosCase::new(seed.parse().unwrap(), testbed);
     let rank: usize = variable(RANK).parse().unwrap();
     let dir = PathBuf::from(variable(DIRECTORY));
+    running_clock::start();
     let before = (count("/proc/self/task", ""), count("/proc/self/fd", "socket"));
     if case.fault == Fault::KilledInBootstrap && rank == case.victim {
         // Rank 0 must have published its port; without it the other ranks do not even connect.
@@ -52,9 +53,12 @@ fn rank_main() {
         });
     }
     let mut outcome = match join(&case, rank, &case.all_ranks(), &dir, "first") {
-        Ok(world) => RankDriver::new(&case, rank, world).drive(),
+        Ok(world) => RankDriver::new(&case, rank, &dir, world).drive(),
         Err(error) => RankOutcome::of(&error, &case.all_ranks()),
     };
+    if outcome.kind.is_some() {
+        failed_ranks::publish(&dir, rank);
+    }
     if outcome.kind.is_some() && case.survivors().contains(&rank) {
         outcome.rejoin = rejoin(&case, rank, &dir);
     }
@@ -86,13 +90,13 @@ fn count(dir: &str, prefix: &str) -> usize {
 
 /// The threads and sockets left by the communicators, after some time to clean up.
 fn leaks(before: (usize, usize)) -> String {
-    let until = Instant::now() + Duration::from_secs(8);
+    let until = running_clock::now() + Duration::from_secs(8);
     loop {
         let now = (count("/proc/self/task", ""), count("/proc/self/fd", "socket"));
         if now == before {
             return "none".to_owned();
         }
-        if Instant::now() > until {
+        if running_clock::now() > until {
             return format!("{now:?} threads and sockets, {before:?} before");
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -171,17 +175,18 @@ fn join(
 struct RankDriver<'a> {
     case: &'a ChaosCase,
     rank: usize,
+    dir: &'a Path,
     world: std::sync::Arc<Communicator>,
     split: Option<Box<dyn Comm>>,
     /// Asynchronous calls and the step they were started in.
     pending: Vec<(Pending, usize)>,
-    started: Instant,
+    started: Duration,
 }
 
 impl<'a> RankDriver<'a> {
-    fn new(case: &'a ChaosCase, rank: usize, world: Communicator) -> Self {
-        let (world, pending, started) = (std::sync::Arc::new(world), Vec::new(), Instant::now());
-        Self { case, rank, world, split: None, pending, started }
+    fn new(case: &'a ChaosCase, rank: usize, dir: &'a Path, world: Communicator) -> Self {
+        let (world, pending) = (std::sync::Arc::new(world), Vec::new());
+        Self { case, rank, dir, world, split: None, pending, started: running_clock::now() }
     }
 
     /// Runs steps until one fails or the case is over.
@@ -194,12 +199,12 @@ impl<'a> RankDriver<'a> {
             }
         }
         for number in 0.. {
-            let start = Instant::now();
+            let start = running_clock::now();
             match self.run_step(number).and_then(|()| self.should_continue(number)) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(outcome) => {
-                    let took_ms = start.elapsed().as_millis() as u64;
+                    let took_ms = (running_clock::now() - start).as_millis() as u64;
                     return self.abort_all(RankOutcome { took_ms, ..*outcome });
                 }
             }
@@ -245,7 +250,7 @@ impl<'a> RankDriver<'a> {
             _ if self.case.may_succeed() => Duration::from_secs(12),
             _ => LONG,
         };
-        let more = number < self.case.at + 8 || self.started.elapsed() < enough;
+        let more = number < self.case.at + 8 || running_clock::now() - self.started < enough;
         // An all-reduce instead of a broadcast keeps the ranks in step.
         let mut flag = [u8::from(more || self.rank != 0)];
         let done = self.world.all_reduce(&mut flag, ReduceOp::Min);
@@ -316,7 +321,7 @@ impl<'a> RankDriver<'a> {
                 let world = self.world.clone();
                 later(after, move || world.abort("test abort"));
             }
-            Fault::Late => std::thread::sleep(timeouts(case).1 + Duration::from_secs(3)),
+            Fault::Late => failed_ranks::wait_for_others(case, self.dir),
             _ => {}
         }
     }

@@ -16,7 +16,7 @@ use crate::outcome::RankOutcome;
 use crate::rank::{ARGUMENTS, DIRECTORY, INJECT, RANK, SEED, TESTBED};
 
 /// Longer than any case takes unless it hangs.
-const TIMEOUT: Duration = Duration::from_secs(75);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// An event of a rank process.
 enum RankEvent {
@@ -52,7 +52,7 @@ fn temp_dir(case: &ChaosCase, cluster: Option<&Cluster>) -> TempDir {
 pub fn run(case: &ChaosCase, cluster: Option<&Cluster>) -> Result<u64, String> {
     let dir = temp_dir(case, cluster);
     let mut world = World::start(case, cluster, &dir.0);
-    let outcomes = world.wait(case, cluster);
+    let outcomes = world.wait(case, cluster, &dir.0);
     world.end();
     if let Some(cluster) = cluster {
         inject::repair(cluster);
@@ -113,6 +113,7 @@ impl World {
         &mut self,
         case: &ChaosCase,
         cluster: Option<&Cluster>,
+        dir: &Path,
     ) -> Result<Vec<Option<RankOutcome>>, String> {
         let until = Instant::now() + TIMEOUT;
         let mut outcomes: Vec<Option<RankOutcome>> = vec![None; case.ranks()];
@@ -121,7 +122,7 @@ impl World {
         while open.iter().any(|rank| !stays_stopped(*rank)) {
             let rest = until.saturating_duration_since(Instant::now());
             match self.events.recv_timeout(rest) {
-                Ok(RankEvent::Inject) => inject::inject(case, cluster, &self.children),
+                Ok(RankEvent::Inject) => inject::inject(case, cluster, &self.children, dir),
                 Ok(RankEvent::Exited(rank, outcome)) => {
                     open.retain(|open| *open != rank);
                     outcomes[rank] = outcome;
