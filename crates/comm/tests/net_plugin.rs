@@ -217,7 +217,7 @@ fn unusable_plugins_are_reported_by_all_ranks() {
         ),
         (
             |all| all[2].net_plugin_version = Some(8),
-            ["rank 2 on node2", "it loaded Fake (v8), rank 0 loaded Fake (v11)"],
+            ["it loaded Fake (v8), rank 0 loaded Fake (v11)", "the same plug-in on all nodes"],
         ),
         (
             |all| all[0].net_plugin = Some(std::env::current_exe().unwrap()),
@@ -256,7 +256,7 @@ fn failures_of_a_plugin_name_the_function_and_the_rank() {
     for (function, expected) in [
         ("init", "rank 0 on "),
         ("devices", "devices of the net plug-in Fake (v11) failed: ncclSystemError (2)"),
-        ("listen", "its last warning: NET/Fake: asked to fail"),
+        ("listen", "its last warning: \"NET/Fake: asked to fail"),
         ("connect", "connect of the net plug-in Fake (v11) failed"),
         ("accept", "accept of the net plug-in Fake (v11) failed"),
         ("regMr", "regMr of the net plug-in Fake (v11) failed"),
@@ -281,6 +281,7 @@ fn failures_of_a_plugin_name_the_function_and_the_rank() {
     for outcome in start_local(2, "connecting_rank_main", &(), &variables).outcomes() {
         let error = outcome.unwrap();
         assert!(error.contains("the net plug-in Fake (v11) has no NIC on this node"), "{error}");
+        assert!(error.contains("REGATTA_FABRIC names a libfabric provider"), "{error}");
     }
 }
 

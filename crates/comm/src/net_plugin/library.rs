@@ -55,6 +55,25 @@ pub enum LoadError {
     Call(#[from] NetError),
 }
 
+impl LoadError {
+    /// What the user can do.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::Open { .. } | Self::NoTable { .. } | Self::NoFunction { .. } => {
+                "`regatta plugin check PATH` explains why a plug-in cannot be loaded"
+            }
+            Self::Call(NetError::NoDevice { .. } | NetError::Device { .. }) => {
+                "REGATTA_FABRIC names a libfabric provider for the plug-in of regatta, such as tcp or shm; \
+                 others have variables of their own"
+            }
+            Self::Call(NetError::Call { .. }) => {
+                "REGATTA_NET_PLUGIN_VERSION selects another version of the interface, if the plug-in has \
+                 several"
+            }
+        }
+    }
+}
+
 /// Libraries that are open, which are never closed: their threads may run until the process exits.
 static OPEN: Mutex<Vec<(PathBuf, &'static Library)>> = Mutex::new(Vec::new());
 

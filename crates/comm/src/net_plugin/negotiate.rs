@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use regatta_model::hash::fnv1a;
 use regatta_plugin_abi::net::HANDLE_BYTES;
+use serde::{Deserialize, Serialize};
 
 use super::library::{self, LoadError};
 use super::network::PluginNetwork;
@@ -34,11 +35,29 @@ const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time for the first message of a neighbour.
 const FIRST_MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 
+const NETWORK_HINT: &str =
+    "most plug-ins use the network interfaces that NCCL_SOCKET_IFNAME selects";
+const SAME_VERSION_HINT: &str = "all ranks must run the same version of regatta";
+const SAME_PLUGIN_HINT: &str = "REGATTA_NET_PLUGIN must name the same plug-in on all nodes";
+
 /// NICs that are named.
 const SHOWN_DEVICES: usize = 8;
 
 /// The plug-in of a rank and its version, or why it cannot use one.
-type RankOffer = std::result::Result<String, String>;
+type RankOffer = std::result::Result<String, Unusable>;
+
+/// Why a rank cannot use the plug-in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Unusable {
+    why: String,
+    hint: String,
+}
+
+impl Unusable {
+    fn new(why: &str, hint: &str) -> Self {
+        Self { why: shortened(why), hint: hint.to_owned() }
+    }
+}
 
 /// The plug-in, initialised, with a listener for every other rank.
 struct Listening {
@@ -52,17 +71,20 @@ pub fn select_network(
     path: &Path,
 ) -> Result<(Arc<dyn Network>, String)> {
     let mut negotiation = Negotiation::new(context);
-    let listening = negotiation.listen(path).map_err(|error| error.to_string());
-    let name = listening.as_ref().map(|listening| listening.context.net.name.clone());
-    negotiation.agree(&name.map_err(String::clone))?;
-    let listening = listening.map_err(|why| negotiation.unusable(context.config.rank, &why))?;
+    let listening =
+        negotiation.listen(path).map_err(|error| Unusable::new(&error.to_string(), error.hint()));
+    let name = listening.as_ref().map(|listening| shortened(&listening.context.net.name));
+    negotiation.agree(&name.map_err(Unusable::clone))?;
+    let listening = listening.map_err(|why| negotiation.unusable(context.config.rank, why))?;
     let shown = describe(&listening.context.net);
     let network = negotiation.connect(listening)?;
     let checked = match context.job.members.len() {
         1 => Ok(()),
         _ => network.check_ring(FIRST_MESSAGE_TIMEOUT),
     };
-    let checked = checked.map_err(|(rank, why)| format!("{}: {why}", negotiation.peer(rank)));
+    let checked = checked.map_err(|(rank, why)| {
+        Unusable::new(&format!("{}: {why}", negotiation.peer(rank)), NETWORK_HINT)
+    });
     negotiation.agree(&checked.map(|()| String::new()))?;
     Ok((Arc::new(network), shown))
 }
@@ -121,13 +143,13 @@ impl Negotiation {
 
     /// Fails on all ranks if one of them cannot use the plug-in, or another one than rank 0.
     fn agree(&mut self, own: &RankOffer) -> Result {
-        let mut bytes = encode(&own.as_deref().map(shortened).map_err(|why| shortened(why)));
+        let mut bytes = encode(own);
         bytes.resize(OFFER_BYTES, 0);
         let all = all_gather_bytes(&mut self.engine, &bytes)?;
-        let malformed = || Err("it sent a malformed offer".to_owned());
+        let malformed = || Err(Unusable::new("it sent a malformed offer", SAME_VERSION_HINT));
         let offer = |bytes: &[u8]| -> RankOffer { decode(bytes).unwrap_or_else(malformed) };
         let offers: Vec<RankOffer> = all.chunks_exact(OFFER_BYTES).map(offer).collect();
-        first_conflict(&offers).map_or(Ok(()), |(rank, why)| Err(self.unusable(rank, &why)))
+        first_conflict(&offers).map_or(Ok(()), |(rank, why)| Err(self.unusable(rank, why)))
     }
 
     /// Exchanges the handles of all listeners.
@@ -156,11 +178,8 @@ impl Negotiation {
         }
     }
 
-    fn unusable(&self, rank: u32, why: &str) -> CommError {
-        let what = format!("{} cannot use the net plug-in: {why}", self.peer(rank));
-        let hint = "REGATTA_NET_PLUGIN must name the same plug-in on all nodes; `regatta plugin check \
-                    PATH` explains why a library does not load";
-        CommError::bootstrap(what, hint)
+    fn unusable(&self, rank: u32, Unusable { why, hint }: Unusable) -> CommError {
+        CommError::bootstrap(format!("{} cannot use the net plug-in: {why}", self.peer(rank)), hint)
     }
 }
 
@@ -169,12 +188,13 @@ fn shortened(text: &str) -> String {
 }
 
 /// The first rank that cannot use the plug-in of rank 0.
-fn first_conflict(offers: &[RankOffer]) -> Option<(u32, String)> {
+fn first_conflict(offers: &[RankOffer]) -> Option<(u32, Unusable)> {
     let first = offers.iter().find_map(|offer| offer.as_ref().ok());
     (0..).zip(offers).find_map(|(rank, offer)| match (offer, first) {
         (Err(why), _) => Some((rank, why.clone())),
         (Ok(name), Some(first)) if name != first => {
-            Some((rank, format!("it loaded {name}, rank 0 loaded {first}")))
+            let why = format!("it loaded {name}, rank 0 loaded {first}");
+            Some((rank, Unusable::new(&why, SAME_PLUGIN_HINT)))
         }
         (Ok(_), _) => None,
     })
@@ -182,25 +202,31 @@ fn first_conflict(offers: &[RankOffer]) -> Option<(u32, String)> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::table::NetError;
     use super::*;
 
     #[test]
     fn the_rank_without_the_common_plugin_is_named() {
         let (ok, other) = (Ok("Socket (v11)".to_owned()), Ok("Socket (v8)".to_owned()));
         assert_eq!(first_conflict(&[ok.clone(), ok.clone()]), None);
-        let failed = Err("no such file".to_owned());
-        assert_eq!(
-            first_conflict(&[failed.clone(), ok.clone()]),
-            Some((0, "no such file".to_owned()))
-        );
-        assert_eq!(first_conflict(&[failed.clone(), failed]), Some((0, "no such file".to_owned())));
-        let why = "it loaded Socket (v8), rank 0 loaded Socket (v11)".to_owned();
-        assert_eq!(first_conflict(&[ok.clone(), ok, other]), Some((2, why)));
+        let missing = Unusable::new("no such file", "a hint");
+        let failed = Err(missing.clone());
+        let first = Some((0, missing));
+        assert_eq!(first_conflict(&[failed.clone(), ok.clone()]), first);
+        assert_eq!(first_conflict(&[failed.clone(), failed]), first);
+        let why = "it loaded Socket (v8), rank 0 loaded Socket (v11)";
+        let conflict = Unusable::new(why, SAME_PLUGIN_HINT);
+        assert_eq!(first_conflict(&[ok.clone(), ok, other]), Some((2, conflict)));
     }
 
     #[test]
     fn the_longest_offers_fit() {
-        let longest: RankOffer = Err(shortened(&"ü".repeat(2000)));
-        assert!(encode(&longest).len() <= OFFER_BYTES);
+        let plugin = "Fake (v11)".to_owned();
+        let no_device = LoadError::Call(NetError::NoDevice { plugin, warning: None });
+        let longest = [no_device.hint(), NETWORK_HINT, SAME_PLUGIN_HINT, SAME_VERSION_HINT];
+        for hint in longest {
+            let offer: RankOffer = Err(Unusable::new(&"ü".repeat(2000), hint));
+            assert!(encode(&offer).len() <= OFFER_BYTES, "{hint}");
+        }
     }
 }

@@ -37,7 +37,9 @@ pub enum NetError {
 }
 
 fn shown(warning: &Option<String>) -> String {
-    warning.as_ref().map_or_else(String::new, |warning| format!("; its last warning: {warning}"))
+    warning
+        .as_ref()
+        .map_or_else(String::new, |warning| format!("; its last warning: \"{warning}\""))
 }
 
 /// The table of a version.
