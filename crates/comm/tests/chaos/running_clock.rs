@@ -1,5 +1,5 @@
 //! A clock that excludes pauses of the machine, which are no delay of the communicators. They exclude
-//! them from their timeouts, too.
+//! them from their timeouts, too, by a clock of their own, which is under test.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
