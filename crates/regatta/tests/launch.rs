@@ -316,9 +316,9 @@ fn background_output_is_drained_for_a_limited_time() {
     assert_eq!((run.code, rank_log(&folder, "run", 0, "out").as_str()), (Some(4), "last words\n"));
     let start = Instant::now();
     run_job(&folder, "-n 1", "sleep 600 & exit 0");
-    assert!(start.elapsed() < Duration::from_secs(5), "draining is limited");
+    assert!(start.elapsed() < Duration::from_secs(60), "draining is limited");
     run_command(shell_job(&folder, "-n 1", "yes & exit 0").stdout(Stdio::null()));
-    assert!(start.elapsed() < Duration::from_secs(20), "also with endless output");
+    assert!(start.elapsed() < Duration::from_secs(120), "also with endless output");
 }
 
 #[test]

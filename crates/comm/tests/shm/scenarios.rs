@@ -50,8 +50,7 @@ fn scenario_main() {
             report(format_args!("{} {}", sum[9_999], least[0]));
         }
         Scenario::NoCall(silent) if silent == rank => {
-            // Alive, but makes no call until the others have timed out.
-            std::thread::sleep(Duration::from_secs(3));
+            suite::timeouts::make_no_call(&comm);
             report("no call");
         }
         Scenario::NoCall(_) => report(comm.barrier().unwrap_err()),

@@ -1,6 +1,8 @@
 //! Which ranks a timeout reports.
 
-use regatta_comm::{Collectives, Comm, CommError, Result};
+use std::time::{Duration, Instant};
+
+use regatta_comm::{Collectives, Comm, CommError, Communicator, Result};
 
 use super::on_all_ranks;
 
@@ -22,6 +24,16 @@ pub fn rank_waiting_in_another_communicator_is_not_reported<C: Comm>(world: Vec<
     // Rank 2 has rank 1 in the split communicator.
     for (end, last) in ends.iter().zip([2, 1]) {
         assert_waits_for(end, last);
+    }
+}
+
+/// Stays alive without a call until the communicator has failed because of it. Timeouts exclude pauses of
+/// the machine, so that a fixed delay might be over before.
+pub fn make_no_call(comm: &Communicator) {
+    let start = Instant::now();
+    while !comm.has_failed() {
+        assert!(start.elapsed() < Duration::from_secs(60), "the other ranks did not time out");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

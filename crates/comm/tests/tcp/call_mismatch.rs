@@ -23,16 +23,13 @@ fn sum(comm: &Communicator, count: usize) -> Result {
 
 #[test]
 fn a_late_rank_is_named() {
-    let start = Instant::now();
     let errors = suite::on_all_ranks(short_timeout(4), |comm| {
         comm.barrier().unwrap();
         if comm.rank() == 2 {
-            std::thread::sleep(Duration::from_secs(3));
+            suite::timeouts::make_no_call(comm);
             return None;
         }
-        let error = sum(comm, 1000).unwrap_err();
-        assert!(start.elapsed() < Duration::from_secs(8));
-        Some(error)
+        Some(sum(comm, 1000).unwrap_err())
     });
     for error in errors.into_iter().flatten() {
         let CommError::Timeout { missing, .. } = &error else { panic!("{error}") };
@@ -52,7 +49,7 @@ fn a_message_that_is_never_sent_times_out() {
     let errors = suite::on_all_ranks(short_timeout(2), |comm| match comm.rank() {
         0 => Some(comm.receive(&mut [0u8; 4], 1, 3).unwrap_err()),
         _ => {
-            std::thread::sleep(Duration::from_secs(2));
+            suite::timeouts::make_no_call(comm);
             None
         }
     });

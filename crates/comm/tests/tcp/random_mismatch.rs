@@ -15,7 +15,7 @@ use crate::suite::case_count;
 #[derive(Debug, Clone, Copy)]
 enum Action {
     Call(CallKind, DType, ReduceOp, u32, usize),
-    Sleep,
+    NoCall,
     Close,
 }
 
@@ -49,8 +49,7 @@ fn until_error(comm: Communicator, action: Action) -> Option<CommError> {
     let regular = Action::Call(CallKind::AllReduce, DType::F32, ReduceOp::Sum, 0, 10);
     match action {
         Action::Close => return None,
-        // Longer than the timeout.
-        Action::Sleep => std::thread::sleep(Duration::from_secs(2)),
+        Action::NoCall => suite::timeouts::make_no_call(&comm),
         Action::Call(..) => {}
     }
     let first = action.run(&comm);
@@ -65,7 +64,7 @@ fn the_mismatching_rank_is_named_by_all() {
         let victim = seeded.below(ranks.into()) as u32;
         let majority = Action::random_call(&mut seeded, ranks);
         let minority = match seeded.below(4) {
-            0 => Action::Sleep,
+            0 => Action::NoCall,
             1 => Action::Close,
             _ => Action::random_call(&mut seeded, ranks),
         };
