@@ -53,11 +53,14 @@ fn restarted_ranks_resume_from_the_last_checkpoint() {
 #[test]
 fn training_continues_after_a_stop_longer_than_every_timeout() {
     const STEPS: u64 = 400;
+    // Long enough that a busy machine does not count as lost.
+    const TIMEOUT_S: &str = "4";
+    const STOP: Duration = Duration::from_secs(6);
     for signal in [SIGTSTP, SIGSTOP] {
         let folder = TempDir::new();
         let words = format!("{TINY} checkpoint.interval=0 train.steps={STEPS} -n 2 --run-dir run");
         let mut command = train_command(&folder, &words);
-        command.envs([("REGATTA_LOST_AFTER", "1"), ("REGATTA_DESYNC_AFTER", "1")]);
+        command.envs([("REGATTA_LOST_AFTER", TIMEOUT_S), ("REGATTA_DESYNC_AFTER", TIMEOUT_S)]);
         let training = Process::spawn(&folder, &mut command);
         wait_for_step(&folder, "run", 1);
         let stopped: Vec<u32> = match signal {
@@ -67,7 +70,7 @@ fn training_continues_after_a_stop_longer_than_every_timeout() {
         let rank = pid_of_rank(&folder, 0).unwrap();
         stopped.iter().for_each(|pid| signal_if_alive(*pid, signal));
         wait_until("rank 0 to stop", || process_state(rank) == 'T');
-        std::thread::sleep(Duration::from_secs(3));
+        std::thread::sleep(STOP);
         assert!(last_step(&folder, "run") < STEPS, "it ended before it was stopped");
         stopped.iter().for_each(|pid| signal_if_alive(*pid, SIGCONT));
         training.wait().assert_code(0);

@@ -46,7 +46,7 @@ fn a_stopped_rank_is_lost() {
 }
 
 fn stopped_rank_is_lost(victim: u32) {
-    let script = RankScript { lost_after_s: 2, desync_after_s: 60, ..RankScript::all_reduce(1000) };
+    let script = RankScript { lost_after_s: 4, desync_after_s: 60, ..RankScript::all_reduce(1000) };
     let mut ranks = start_local(3, MAIN, &script, &[]);
     wait_until_working(&mut ranks.children[0]);
     let mut stopped = ranks.children.remove(victim as usize);
@@ -56,7 +56,7 @@ fn stopped_rank_is_lost(victim: u32) {
         let error = outcome(child).unwrap();
         assert!(error.contains(&format!("rank {victim} on ")), "{error}");
         assert!(error.contains("no heartbeat for"), "{error}");
-        assert!(start_at.elapsed() < Duration::from_secs(10), "{error}");
+        assert!(start_at.elapsed() < Duration::from_secs(30), "{error}");
     }
     stopped.kill().unwrap();
     stopped.wait().unwrap();
