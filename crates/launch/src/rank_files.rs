@@ -17,6 +17,9 @@ const PREFIX: &str = "regatta-plugins-";
 /// Number of random hexadecimal digits in the name.
 const RANDOM_DIGITS: usize = 16;
 
+/// Longest path that NCCL takes.
+pub const MAX_PATH_BYTES: usize = 254;
+
 /// A file that all ranks must find.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankFile {
@@ -58,6 +61,13 @@ pub enum RankFileError {
          TMPDIR to a directory that is writable and not full, or --run-dir to a folder that all nodes see"
     )]
     Copy { variable: String, path: String, source: io::Error },
+    /// NCCL would ignore the copy.
+    #[error(
+        "this node does not see the run folder, and NCCL does not take {path} as {variable}: it has a comma or \
+         more than {MAX_PATH_BYTES} bytes; set TMPDIR to another directory, or --run-dir to a folder that all \
+         nodes see"
+    )]
+    Path { variable: String, path: String },
 }
 
 /// Finds a file that the program contains.
@@ -112,6 +122,11 @@ impl NodeFiles {
         };
         self.folder = Some(folder.clone());
         let path = folder.join(Path::new(&file.path).file_name().unwrap_or_default());
+        let bytes = path.as_os_str().as_encoded_bytes();
+        if bytes.len() > MAX_PATH_BYTES || bytes.contains(&b',') {
+            let (variable, path) = (file.variable.clone(), path.display().to_string());
+            return Err(RankFileError::Path { variable, path });
+        }
         let written = write(&path, contents).map_err(|error| failed(&path, error));
         if !self.copies.contains(&path) {
             self.copies.push(path.clone());
@@ -293,5 +308,11 @@ mod tests {
         let table = folder.file("table", FileSource::Contents(Vec::new()));
         let error = provide(table, Path::new("/dev/null"));
         assert!(error.contains("PATH_OF_TABLE cannot be copied to /dev/null"), "{error}");
+        let with_comma = folder.0.join("a,b");
+        std::fs::create_dir(&with_comma).unwrap();
+        let table = folder.file("table", FileSource::Contents(Vec::new()));
+        let error = provide(table, &with_comma);
+        assert!(error.contains("NCCL does not take /") && error.contains("TMPDIR"), "{error}");
+        assert_eq!(std::fs::read_dir(with_comma).unwrap().count(), 0);
     }
 }

@@ -112,7 +112,7 @@ impl Table {
     }
 
     /// Replaces the rows of collectives on a communicator, and what is said of their measurement: the
-    /// comments that begin with the communicator.
+    /// comments that begin with the communicator and the collectives.
     pub fn replace(
         &mut self,
         communicator: Communicator,
@@ -125,9 +125,9 @@ impl Table {
         self.rows.retain(|row| !is_replaced(row));
         self.rows.extend(rows);
         let names: Vec<&str> = functions.iter().map(|function| function.name()).collect();
-        let head = format!("{communicator} {}:", names.join(","));
-        self.comments.retain(|comment| !comment.starts_with(&head));
-        self.comments.push(format!("{head} {description}"));
+        let others = |comment: &String| without(comment, communicator, &names);
+        self.comments = self.comments.iter().filter_map(others).collect();
+        self.comments.push(format!("{communicator} {}: {description}", names.join(",")));
     }
 
     /// Distinguishes tables in logs: all ranks must use the same one. Comments do not count.
@@ -137,6 +137,17 @@ impl Table {
         let hash = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         text.bytes().fold(0xcbf2_9ce4_8422_2325, hash)
     }
+}
+
+/// The comment of a measurement without the collectives that were measured again; `None` if there are no others.
+fn without(comment: &str, communicator: Communicator, names: &[&str]) -> Option<String> {
+    let head = format!("{communicator} ");
+    let Some((measured, rest)) = comment.strip_prefix(&head).and_then(|text| text.split_once(':'))
+    else {
+        return Some(comment.to_owned());
+    };
+    let others: Vec<&str> = measured.split(',').filter(|name| !names.contains(name)).collect();
+    (!others.is_empty()).then(|| format!("{head}{}:{rest}", others.join(",")))
 }
 
 impl fmt::Display for Table {
@@ -157,7 +168,8 @@ mod tests {
     fn rows_of_the_measured_collectives_are_replaced() {
         let text = "regatta-nccl-tuning 1
 # by hand
-# ranks=2 nodes=1 all-reduce: old
+# ranks=2 nodes=1 all-reduce,reduce: old
+# ranks=2 nodes=1 all-reduce: older
 all-reduce ranks=2 nodes=1 bytes=1..8 tree ll
 all-reduce ranks=2 nodes=2 bytes=1..8 tree ll
 reduce ranks=2 nodes=1 bytes=1..8 ring ll
@@ -169,6 +181,7 @@ reduce ranks=2 nodes=1 bytes=1..8 ring ll
         table.replace(communicator, &[Function::AllReduce], vec![row], "new");
         let expected = "regatta-nccl-tuning 1
 # by hand
+# ranks=2 nodes=1 reduce: old
 # ranks=2 nodes=1 all-reduce: new
 all-reduce ranks=2 nodes=2 bytes=1..8 tree ll
 reduce ranks=2 nodes=1 bytes=1..8 ring ll

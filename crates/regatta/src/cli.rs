@@ -199,7 +199,8 @@ Examples:
   salloc -N 16 regatta launch --profile --hang-timeout 600 python train.py
                                                 record collectives; name the rank that hangs
   salloc -N 16 regatta launch --tuner tuning.txt python train.py
-                                                algorithms that `bench all --tune` has measured
+                                                algorithms measured by `bench all --tune tuning.txt
+                                                --backend nccl`
   salloc -N 16 regatta launch --net-plugin regatta --require-net cxi python train.py
                                                 NCCL over libfabric, without another plug-in
   salloc -N 18 regatta launch --preflight --spares 2 python train.py

@@ -106,8 +106,9 @@ pub struct ProfileArgs {
 /// The tuner plug-in.
 #[derive(Debug, Default, Clone, Args)]
 pub struct TunerArgs {
-    /// Have NCCL or RCCL select algorithms and protocols from TABLE, which `regatta bench all --tune` has
-    /// written: all ranks load the tuner plug-in, and a copy of the table in the run folder
+    /// Have NCCL or RCCL select algorithms and protocols from TABLE, which
+    /// `regatta bench all --tune TABLE --backend nccl` has written: all ranks load the tuner plug-in, and a
+    /// copy of the table in the run folder
     #[arg(id = "tuner", long = "tuner", value_name = "TABLE", help_heading = "NCCL plug-ins")]
     pub table: Option<PathBuf>,
 }

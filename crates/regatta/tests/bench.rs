@@ -101,21 +101,26 @@ fn collectives_are_measured_over_a_net_plugin() {
     let failed = run_command(failing.env("NCCL_NET_FAKE_FAIL", "listen"));
     let expected = "cannot use the net plug-in: listen of the net plug-in Fake (v11) failed";
     failed.assert_code(1).assert_stderr(expected);
+    // Plug-ins read variables of NCCL, which a sweep may set.
+    let swept = "--run-dir swept --sweep NCCL_NET_FAKE_DEVICES=1,2";
+    run(&folder, &format!("{words} {swept}")).assert_ok("best setting");
 }
 
 /// The whole way: the plug-in of this program, libfabric, and both of its threads.
 #[test]
 fn collectives_are_measured_over_the_network_plugin_if_available() {
     let folder = TempDir::new();
+    let available = regatta_fabric::available_providers();
     for provider in ["tcp", "shm"] {
+        let is_provider = |name: &String| name.split([';', '/']).next() == Some(provider);
+        if !available.as_ref().is_ok_and(|all| all.iter().any(is_provider)) {
+            println!("skipped: no provider {provider}: {available:?}");
+            continue;
+        }
         let words = "all -b 8 -e 1M -f 64 --ranks 2 -n 2 --net-plugin regatta --run-dir run";
         let mut command = bench(&folder, words);
         command.env("REGATTA_FABRIC", provider).env("REGATTA_NET_THREADS", "2");
         let output = run_command(command.env("NCCL_SOCKET_IFNAME", "lo"));
-        if output.code != Some(0) && output.err.contains("has no NIC on this node") {
-            println!("skipped: no {provider}: {}", output.err);
-            continue;
-        }
         output.assert_ok("# Transport: net plug-in: Regatta (v11), 1 NIC: ");
         assert_complete_and_correct(&load_result(&folder, "run/bench.json"), 9, 2);
         std::fs::remove_dir_all(folder.join("run")).unwrap();
@@ -290,6 +295,12 @@ fn output_files_are_checked_before_the_run() {
         run(&folder, &format!("all-reduce {options} --ranks 2")).assert_error(expected);
         assert_eq!(folder.names(), [""; 0], "{options}");
     }
+    let of_nccl = "regatta-nccl-tuning 1\n";
+    std::fs::write(folder.join("nccl.txt"), of_nccl).unwrap();
+    run(&folder, "all --tune nccl.txt --ranks 2").assert_error("add --backend nccl (or rccl)");
+    assert_eq!(std::fs::read_to_string(folder.join("nccl.txt")).unwrap(), of_nccl);
+    run(&folder, "all --tune new.json --tune-channels 2 --ranks 2")
+        .assert_error("--tune-channels is for tables of NCCL's tuner");
     run(&folder, "all-reduce -J . --ranks 2")
         .assert_error("-J .: cannot create the file: Is a dir");
 }

@@ -158,7 +158,7 @@ impl CollectiveArgs {
 
     /// Whether it measures a table for NCCL's tuner, not one for Regatta's own collectives.
     pub fn tunes_nccl(&self) -> bool {
-        self.mode.tune.is_some() && matches!(self.ranks.backend, Backend::Nccl | Backend::Rccl)
+        self.mode.tune.is_some() && self.ranks.backend.is_nccl()
     }
 }
 
@@ -190,9 +190,9 @@ pub struct ModeArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["sweep", "scan", "pairs", "baseline", "spread", "plot", "out", "tuner"])]
     pub tune: Option<PathBuf>,
     /// With --tune --backend nccl: number of rounds, in each of which NCCL's default and every
-    /// alternative are measured once
-    #[arg(long, value_name = "COUNT", requires = "tune", default_value_t = 5, value_parser = clap::value_parser!(u32).range(MIN_ROUNDS as i64..=1000))]
-    pub tune_rounds: u32,
+    /// alternative are measured once (default: 5)
+    #[arg(long, value_name = "COUNT", requires = "tune", value_parser = clap::value_parser!(u32).range(MIN_ROUNDS as i64..=1000))]
+    pub tune_rounds: Option<u32>,
     /// With --tune --backend nccl: also measure rings and trees with these numbers of channels
     #[arg(long, value_name = "COUNT", requires = "tune", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(1..=MAX_CHANNELS as i64))]
     pub tune_channels: Vec<u8>,

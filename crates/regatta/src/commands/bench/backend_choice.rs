@@ -28,4 +28,14 @@ impl Backend {
     pub fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
+
+    /// Whether it is NCCL or RCCL.
+    pub fn is_nccl(self) -> bool {
+        matches!(self, Self::Nccl | Self::Rccl)
+    }
+
+    /// Whether its ranks read variables of NCCL, as network plug-ins do.
+    pub fn reads_nccl_variables(self) -> bool {
+        self.is_nccl() || self == Self::NetPlugin
+    }
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
 use regatta_comm::bootstrap;
 use regatta_launch::signals::SignalCatcher;
 use regatta_measure::sweep::Sweep;
@@ -12,7 +13,7 @@ use regatta_measure::{scaling, sweep, write};
 use regatta_model::{BenchResult, Operation};
 use regatta_train::lock_file::{LockResult, lock_file};
 
-use super::args::CollectiveArgs;
+use super::args::{Backend, CollectiveArgs};
 use super::child_run::ChildRun;
 use super::{files, parent, plot, tune_nccl};
 use crate::cli::HEADING;
@@ -94,11 +95,16 @@ fn scan(args: &CollectiveArgs, folder: &Path) -> Result<ExitCode> {
 /// noise. Whether other nodes have GPUs is known only then.
 fn check_backend(sweep: &Sweep, result: &BenchResult) -> Result<()> {
     match (sweep.nccl_variable(), result.backend.as_deref()) {
-        (Some(variable), Some(backend)) if !["nccl", "rccl"].contains(&backend) => {
+        (Some(variable), Some(backend)) if !reads_nccl_variables(backend) => {
             bail!("{}", ignored_variable(variable, backend))
         }
         _ => Ok(()),
     }
+}
+
+/// Whether a backend, by its name in a result, reads variables of NCCL.
+fn reads_nccl_variables(name: &str) -> bool {
+    <Backend as ValueEnum>::from_str(name, false).is_ok_and(Backend::reads_nccl_variables)
 }
 
 fn ignored_variable(variable: &str, backend: &str) -> String {

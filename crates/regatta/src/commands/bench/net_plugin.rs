@@ -9,7 +9,7 @@ use regatta_doctor::collect::{Loader, host_machine, read_plugin};
 use regatta_doctor::plugin::PluginKind;
 
 use super::args::{Backend, BenchRankArgs};
-use crate::commands::launch::nccl_plugins::{NET_VARIABLE, resolve};
+use crate::commands::launch::nccl_plugins::{NET_VARIABLE, absolute_path, resolve};
 use crate::options::NetPlugin;
 
 /// Selects the plug-in instead of `--net-plugin`.
@@ -25,11 +25,11 @@ const MAX_LEN: u64 = 1 << 30;
 /// backend.
 pub fn apply(ranks: &mut BenchRankArgs, is_rank: bool) -> Result<()> {
     let from_env = || std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
-    let plugin = match (&ranks.net_plugin, ranks.backend) {
-        (Some(plugin), _) => plugin.clone(),
+    let (plugin, origin) = match (&ranks.net_plugin, ranks.backend) {
+        (Some(plugin), _) => (plugin.clone(), "--net-plugin"),
         (None, Backend::NetPlugin) => {
             let missing = "--backend net-plugin needs --net-plugin PATH, the library under test";
-            NetPlugin::Path(from_env().context(missing)?)
+            (NetPlugin::Path(from_env().context(missing)?), VARIABLE)
         }
         (None, _) => return Ok(()),
     };
@@ -47,12 +47,15 @@ pub fn apply(ranks: &mut BenchRankArgs, is_rank: bool) -> Result<()> {
              the path of the library"
         );
     }
-    let plugin = resolve(&plugin, true)?;
-    match &plugin {
-        NetPlugin::Path(path) if !uses_nccl => check(path).context("--net-plugin")?,
+    let plugin = match plugin {
+        NetPlugin::Path(path) if !uses_nccl => {
+            let path = absolute_path(&path).context(origin)?;
+            check(&path).context(origin)?;
+            NetPlugin::Path(path)
+        }
         NetPlugin::Regatta if is_rank => bail!("{NOT_INSTALLED}"),
-        NetPlugin::Path(_) | NetPlugin::Regatta => {}
-    }
+        plugin => resolve(&plugin, true)?,
+    };
     if !uses_nccl {
         ranks.backend = Backend::NetPlugin;
     }
@@ -132,7 +135,10 @@ mod tests {
         let program = std::env::current_exe().unwrap();
         let shown = program.display();
         for (options, expected) in [
-            ("--net-plugin /nonexistent.so".to_owned(), "/nonexistent.so: no such file"),
+            (
+                "--net-plugin /nonexistent.so".to_owned(),
+                "--net-plugin: cannot read /nonexistent.so: No such file",
+            ),
             ("--net-plugin /proc/self/status".to_owned(), "/proc/self/status: "),
             (format!("--net-plugin {shown}"), "exports no net interface of NCCL; supported are v8"),
             (format!("--net-plugin {shown} --backend tcp"), "remove --backend tcp"),

@@ -1,6 +1,8 @@
 //! Validated options of a benchmark: invalid options are rejected before ranks are launched.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Error, Result, bail};
 use regatta_comm::tune;
@@ -11,6 +13,7 @@ use regatta_measure::pairs::PairsOptions;
 use regatta_measure::roofline::{copy::CopySettings, disk::DiskSettings, gemm::GemmSettings};
 use regatta_model::Operation;
 use regatta_model::bench::SizeStep;
+use regatta_nccl_tuning::table::MAGIC;
 
 use super::args::{
     BenchCommand, BenchRankArgs, CollectiveArgs, DiskArgs, ModeArgs, OutputArgs, RooflineArgs,
@@ -98,8 +101,27 @@ impl BenchOptions<'_> {
             ("--tune", self.workload.tuning_file()),
         ];
         let mut given = files.into_iter().filter_map(|(option, file)| Some((option, file?)));
-        given.try_for_each(|(option, file)| output::check_writable(option, file))
+        given.try_for_each(|(option, file)| output::check_writable(option, file))?;
+        match self.workload.tuning_file() {
+            Some(file) if !self.ranks.backend.is_nccl() => check_not_of_nccl(file),
+            _ => Ok(()),
+        }
     }
+}
+
+/// Fails if a file has a table of NCCL's tuner, which took long to measure: a table of Regatta's own
+/// collectives would replace it.
+fn check_not_of_nccl(file: &Path) -> Result<()> {
+    let mut start = Vec::new();
+    let read = |opened: File| opened.take(MAGIC.len() as u64).read_to_end(&mut start);
+    if File::open(file).and_then(read).is_ok() && start == MAGIC.as_bytes() {
+        bail!(
+            "--tune {}: the file has a table of NCCL's tuner: add --backend nccl (or rccl) to measure for it, or \
+             choose another file for the table of Regatta's own collectives",
+            file.display()
+        );
+    }
+    Ok(())
 }
 
 fn collective_workload(operations: Vec<Operation>, args: &CollectiveArgs) -> Result<Workload> {
@@ -119,6 +141,14 @@ fn collective_workload(operations: Vec<Operation>, args: &CollectiveArgs) -> Res
 
 /// Sizes and iterations of the tuning run; defaults unless given.
 fn tune_config(args: &CollectiveArgs) -> Result<tune::TuneConfig> {
+    let ModeArgs { tune_rounds, tune_channels, .. } = &args.mode;
+    let of_nccl =
+        [("--tune-rounds", tune_rounds.is_some()), ("--tune-channels", !tune_channels.is_empty())];
+    if let Some((option, _)) = of_nccl.iter().find(|(_, is_given)| *is_given)
+        && !args.tunes_nccl()
+    {
+        bail!("{option} is for tables of NCCL's tuner: add --backend nccl (or rccl), or remove it");
+    }
     let mut config = tune::TuneConfig::default();
     if !args.sizes.is_default() {
         config.bytes = sizes(&args.sizes).and_then(|sizes| sizes.list()).map_err(Error::msg)?;

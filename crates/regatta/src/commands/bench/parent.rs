@@ -61,14 +61,14 @@ fn launch_options(ranks: &BenchRankArgs, run_dir: PathBuf) -> Result<Box<LaunchA
 }
 
 fn may_use_gpus(backend: Backend) -> bool {
-    matches!(backend, Backend::Auto | Backend::Nccl | Backend::Rccl)
+    backend == Backend::Auto || backend.is_nccl()
 }
 
-/// The backend, if it is known before the launch that the ranks do not use NCCL or RCCL: if requested, or
-/// if they are on this machine, which has fewer GPUs.
+/// The backend, if it is known before the launch that the ranks do not read variables of NCCL: if requested,
+/// or if they are on this machine, which has fewer GPUs.
 pub fn host_backend(ranks: &BenchRankArgs) -> Result<Option<String>> {
     match ranks.backend {
-        Backend::Nccl | Backend::Rccl => return Ok(None),
+        backend if backend.reads_nccl_variables() => return Ok(None),
         Backend::Auto => {}
         backend => return Ok(Some(backend.name())),
     }

@@ -182,16 +182,7 @@ fn become_rank(args: &LaunchArgs, discovery: Discovery, rank: u32) -> Result<Exi
              srun or mpiexec, or install the plug-in with `regatta plugin install`"
         );
     }
-    let plugins = [
-        ("--tuner", args.tuner.table.is_some()),
-        ("--net-plugin", args.net_plugin.library.is_some()),
-    ];
-    if let Some((option, _)) = plugins.iter().find(|(_, is_given)| *is_given) {
-        bail!(
-            "{option} needs one `regatta launch` for the whole job, not one per rank: start it without \
-             srun or mpiexec, or install the plug-in with `regatta plugin install`"
-        );
-    }
+    nccl_plugins::check_one_launch(args)?;
     let plan = discovery.plan(&args.source, &args.job)?;
     if rank >= plan.placement.ranks {
         let ranks = pluralize(plan.placement.ranks as usize, "rank");

@@ -6,7 +6,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use regatta_launch::rank_files::{FileSource, RankFile};
+use regatta_launch::rank_files::{FileSource, MAX_PATH_BYTES, RankFile};
 use regatta_launch::run_folder::RunFolder;
 use regatta_nccl_tuning::table::MAX_BYTES;
 use regatta_nccl_tuning::{Communicator, Table};
@@ -32,8 +32,6 @@ const NETWORK: &str = "Regatta";
 pub const FOLDER: &str = "plugins";
 /// Name of the table in that folder.
 const TABLE_NAME: &str = "tuning.txt";
-/// Longest path that NCCL takes.
-const MAX_PATH_BYTES: usize = 254;
 /// Most sizes of communicators in a note.
 const MAX_SIZES: usize = 8;
 
@@ -155,6 +153,23 @@ impl TuningTable {
     }
 }
 
+/// Fails if this is the launch of one rank, which cannot provide the others with the same files.
+pub fn check_one_launch(args: &LaunchArgs) -> Result<()> {
+    let install = "install the plug-in with `regatta plugin install`".to_owned();
+    let (option, instead) = match (&args.tuner.table, &args.net_plugin.library) {
+        (Some(_), _) => ("--tuner", install),
+        (None, Some(NetPlugin::Regatta)) => ("--net-plugin", install),
+        (None, Some(NetPlugin::Path(path))) => {
+            ("--net-plugin", format!("set {NET_VARIABLE}={} for all ranks", path.display()))
+        }
+        (None, None) => return Ok(()),
+    };
+    bail!(
+        "{option} needs one `regatta launch` for the whole job, not one per rank: start it without srun or \
+         mpiexec, or {instead}"
+    )
+}
+
 /// Reads and checks a table; for commands that launch the job later.
 pub fn check_table(path: &Path) -> Result<()> {
     TuningTable::read(path).map(drop)
@@ -170,11 +185,10 @@ fn read_text(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// The plug-in with an absolute path, because ranks may have another working directory.
+/// The plug-in, with its absolute path.
 pub fn resolve(net: &NetPlugin, must_exist: bool) -> Result<NetPlugin> {
     let NetPlugin::Path(path) = net else { return Ok(NetPlugin::Regatta) };
-    let context = || format!("--net-plugin {}", path.display());
-    let absolute = std::path::absolute(path).with_context(context)?;
+    let absolute = absolute_path(path).context("--net-plugin")?;
     if must_exist && !absolute.is_file() {
         bail!(
             "--net-plugin {}: no such file; `regatta` selects the plug-in of this program, and \
@@ -182,10 +196,16 @@ pub fn resolve(net: &NetPlugin, must_exist: bool) -> Result<NetPlugin> {
             absolute.display()
         );
     }
-    if absolute.to_str().is_none() {
-        bail!("--net-plugin {}: the path must be UTF-8", absolute.display());
-    }
     Ok(NetPlugin::Path(absolute))
+}
+
+/// The absolute path of a library, for ranks with another working directory.
+pub fn absolute_path(path: &Path) -> Result<PathBuf> {
+    let absolute = std::path::absolute(path).with_context(|| path.display().to_string())?;
+    if absolute.to_str().is_none() {
+        bail!("{}: the path must be UTF-8", absolute.display());
+    }
+    Ok(absolute)
 }
 
 /// Sets the variable of a file on all ranks, in place of the site's value. A value of the user that
@@ -251,9 +271,15 @@ fn missing_rows(table: &Table, job: Communicator) -> Option<String> {
         true => "no rows at all".to_owned(),
         false => format!("rows for {}{more}", names.join(", ")),
     };
+    // Only NCCL knows how it counts the nodes.
+    let unless = match sizes.iter().any(|size| size.ranks == job.ranks) {
+        true => "unless NCCL counts other nodes (NCCL_HOSTID, NVLink between hosts), its",
+        false => "NCCL's",
+    };
     Some(format!(
-        "the table has no rows for {job}, the size of this job, but {found}: NCCL's own choice stands for \
-         communicators of all ranks; measure with `regatta bench all --tune` on as many ranks and nodes"
+        "the table has no rows for {job}, the size of this job, but {found}: {unless} own choice stands for \
+         communicators of all ranks; measure with `regatta bench all --tune FILE --backend nccl` on as many \
+         ranks and nodes"
     ))
 }
 
@@ -305,6 +331,9 @@ mod tests {
         assert!(
             missing_rows(&table(9..20), job).unwrap().contains("ranks=16 nodes=1 and 3 more: ")
         );
+        let on_nodes = Communicator { ranks: 2, nodes: 2 };
+        let note = missing_rows(&table(2..4), on_nodes).unwrap();
+        assert!(note.contains("unless NCCL counts other nodes (NCCL_HOSTID"), "{note}");
         assert!(missing_rows(&table(0..0), job).unwrap().contains("but no rows at all: "));
     }
 

@@ -38,7 +38,7 @@ pub fn run(args: &InstallArgs) -> Result<ExitCode> {
     output::print(&format!(
         "# profiler: records all collectives, for regatta comms\n\
          export {PLUGIN_VARIABLE}={profiler}\nexport {FOLDER_VARIABLE}=\"$PWD/comms\"\n\
-         # tuner: algorithms from a table that regatta bench --tune has measured\n\
+         # tuner: algorithms from a table that regatta bench all --tune tuning.txt --backend nccl has measured\n\
          export {TUNER_VARIABLE}={tuner}\nexport {TABLE_VARIABLE}=\"$PWD/tuning.txt\"\n\
          # net: the network over libfabric\n\
          export {NET_VARIABLE}={net}\n"

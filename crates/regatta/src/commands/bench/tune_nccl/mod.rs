@@ -23,27 +23,34 @@ use super::args::CollectiveArgs;
 use super::multi_run;
 use crate::output;
 
+/// Rounds unless `--tune-rounds` is given.
+const DEFAULT_ROUNDS: u32 = 5;
+
 /// Measures and writes the table.
 pub fn run(operations: &[Operation], args: &CollectiveArgs, folder: &Path) -> Result<ExitCode> {
     let file = args.mode.tune.as_deref().context("--tune")?;
     let functions = functions(operations)?;
     check(args)?;
-    let mut table = existing(file)?;
+    // Before hours of measuring; the file is read again at the end.
+    existing(file)?;
     if folder.join("0").exists() {
         bail!("{} already has results: choose another folder with --run-dir", folder.display());
     }
     let _lock = multi_run::lock(folder);
     let operations = functions.iter().map(|one| one.name().to_owned().into()).collect();
+    let rounds = args.mode.tune_rounds.unwrap_or(DEFAULT_ROUNDS);
     let mut runner = ChildRunner { args, folder, operations, signals: SignalCatcher::new()? };
     let candidates = candidates(&functions, &args.mode.tune_channels);
-    let Some(measured) = rounds::measure(&mut runner, candidates, args.mode.tune_rounds)? else {
+    let Some(measured) = rounds::measure(&mut runner, candidates, rounds)? else {
         let signal = runner.signals.termination().unwrap_or(libc::SIGINT);
         output::note("interrupted: no table is written");
         return Ok(ExitCode::from(128u8.saturating_add(signal as u8)));
     };
     let communicator = communicator(&measured.first)?;
     let fits = fit::fit(&measured.timings);
-    let description = description(&measured, args.mode.tune_rounds);
+    let description = description(&measured, rounds);
+    // Another job may have written rows of other communicators meanwhile.
+    let mut table = existing(file)?;
     table.replace(communicator, &functions, fit::rows(&fits, communicator), &description);
     output::write_file(file, &table.to_string()).context("--tune")?;
     output::print(&summary(&fits))?;
@@ -126,7 +133,9 @@ fn summary(fits: &[SizeFit]) -> String {
             let best = match (fit.chosen, fit.fastest) {
                 (Some(chosen), _) => chosen.choice.to_string(),
                 (None, Some(fastest)) => {
-                    format!("NCCL's default ({} within noise)", fastest.choice)
+                    let is_faster = fastest.time_us < fit.default_us;
+                    let what = if is_faster { "within noise" } else { "is slower" };
+                    format!("NCCL's default ({} {what})", fastest.choice)
                 }
                 (None, None) => "NCCL's default".to_owned(),
             };
@@ -165,18 +174,18 @@ mod tests {
     fn the_summary_shows_what_is_chosen() {
         let choice = Choice { algorithm: Algorithm::Tree, protocol: Protocol::Ll, channels: 0 };
         let mut timings = Vec::new();
-        for (bytes, round) in [8, 1024].into_iter().flat_map(|size| [0, 1, 2].map(|r| (size, r))) {
-            for (choice, time_us) in
-                [(None, 10.0), (Some(choice), if bytes == 8 { 4.0 } else { 9.9 })]
-            {
+        for (bytes, chosen_us) in [(8, 4.0), (1024, 9.9), (2048, 12.5)] {
+            for (choice, time_us) in [(None, 10.0), (Some(choice), chosen_us)] {
                 let function = Function::AllReduce;
-                timings.push(Timing { function, bytes, choice, round, time_us });
+                let timing = |round| Timing { function, bytes, choice, round, time_us };
+                timings.extend((0..3).map(timing));
             }
         }
         let expected = "all-reduce
 size   default (us)  fastest (us)  speedup  choice
 8 B           10.00          4.00    2.50x  tree ll
 1 KiB         10.00          9.90    1.01x  NCCL's default (tree ll within noise)
+2 KiB         10.00         12.50    0.80x  NCCL's default (tree ll is slower)
 ";
         assert_eq!(summary(&fit::fit(&timings)), expected);
     }
