@@ -131,7 +131,8 @@ impl Samples {
         let gains = median(&own)
             .zip(median(&default))
             .is_some_and(|(own_us, default_us)| own_us <= default_us * (1.0 - MIN_GAIN));
-        let upper_quartile = own.get(own.len() * 3 / 4).copied().unwrap_or(f64::INFINITY);
+        let upper_quartile =
+            own.get((own.len() * 3).div_ceil(4) - 1).copied().unwrap_or(f64::INFINITY);
         gains && default.iter().all(|default| upper_quartile < *default)
     }
 }

@@ -40,6 +40,8 @@ fn a_choice_must_beat_the_default_by_more_than_the_noise() {
     assert!(of(&[10.0, 10.0, 10.0, 10.0, 30.0], &[9.0; 5]), "one slow round of the default");
     assert!(of(&[10.0; 5], &[9.0, 9.0, 9.0, 9.0, 12.0]), "one slow round of the choice");
     assert!(!of(&[10.0; 5], &[9.0, 9.0, 9.0, 12.0, 12.0]), "two slow rounds");
+    assert!(of(&[10.0; 4], &[9.0, 9.0, 9.0, 12.0]), "one of four");
+    assert!(!of(&[10.0; 8], &[8.0, 8.0, 8.0, 8.0, 8.0, 12.0, 12.0, 12.0]), "three of eight");
     assert!(!of(&[10.0, 10.0], &[1.0, 1.0]), "too few rounds");
     assert!(!of(&[10.0, 10.0, 10.0], &[1.0, 1.0]), "failed in a round");
     assert!(!of(&[10.0, 10.0, 10.0], &[]));
