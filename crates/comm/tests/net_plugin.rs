@@ -135,7 +135,7 @@ fn communicators_of_one_rank_run_concurrently() {
 #[test]
 fn a_call_mismatch_is_reported_by_all_ranks() {
     let mut all = configs(3, None);
-    all.iter_mut().for_each(|config| config.desync_after = Duration::from_millis(500));
+    all.iter_mut().for_each(|config| config.desync_after = Duration::from_secs(2));
     let start = Instant::now();
     let errors = suite::in_parallel(all, |config| {
         let comm = join(config).unwrap();
@@ -153,7 +153,7 @@ fn a_call_mismatch_is_reported_by_all_ranks() {
         let text = error.to_string();
         assert!(text.contains("900000 f32") && text.contains("1000000 f32"), "{text}");
     }
-    assert!(start.elapsed() < Duration::from_secs(20), "{errors:?}");
+    assert!(start.elapsed() < Duration::from_secs(60), "{errors:?}");
 }
 
 #[test]
@@ -210,14 +210,21 @@ fn memory_of_an_aborted_operation_is_not_registered() {
 #[test]
 fn unusable_plugins_are_reported_by_all_ranks() {
     type Change = fn(&mut Vec<BootstrapConfig>);
-    let cases: [(Change, [&str; 2]); 4] = [
+    let cases: [(Change, [&str; 2]); 5] = [
         (
             |all| all[1].net_plugin = Some("/nonexistent/libnccl-net.so".into()),
             ["rank 1 on node1 cannot use the net plug-in: cannot load", "regatta plugin check"],
         ),
         (
             |all| all[2].net_plugin_version = Some(8),
-            ["it loaded Fake (v8), rank 0 loaded Fake (v11)", "the same plug-in on all nodes"],
+            [
+                "it loaded Fake (v8), rank 0 loaded Fake (v11)",
+                "REGATTA_NET_PLUGIN_VERSION the same",
+            ],
+        ),
+        (
+            |all| all[1].net_plugin_version = Some(12),
+            ["exports no ncclNetPlugin_v12", "REGATTA_NET_PLUGIN_VERSION selects a version"],
         ),
         (
             |all| all[0].net_plugin = Some(std::env::current_exe().unwrap()),
@@ -254,7 +261,7 @@ fn connecting_rank_main() {
 #[test]
 fn failures_of_a_plugin_name_the_function_and_the_rank() {
     for (function, expected) in [
-        ("init", "rank 0 on "),
+        ("init", "init of the net plug-in Fake (v11) failed"),
         ("devices", "devices of the net plug-in Fake (v11) failed: ncclSystemError (2)"),
         ("listen", "its last warning: \"NET/Fake: asked to fail"),
         ("connect", "connect of the net plug-in Fake (v11) failed"),
@@ -335,7 +342,7 @@ fn a_killed_rank_is_named() {
             let variables = [("REGATTA_NET_PLUGIN", plugin.to_str().unwrap())];
             let mut ranks = start_local(3, MAIN, &script, &variables);
             ranks.assert_victim_lost(script, "net plug-in");
-            assert!(start_at.elapsed() < Duration::from_secs(20), "{script:?}");
+            assert!(start_at.elapsed() < Duration::from_secs(60), "{script:?}");
         }
     }
 }

@@ -220,7 +220,9 @@ impl Incoming {
     ) -> LinkResult {
         let chunk_bytes = chunk_bytes as usize;
         if !(SLOT_BYTES..=CHUNK_BYTES).contains(&chunk_bytes) {
-            return Err(format!("the peer's chunks have {chunk_bytes} bytes, over {CHUNK_BYTES}"));
+            return Err(format!(
+                "the peer's chunks have {chunk_bytes} bytes, expected {SLOT_BYTES} to {CHUNK_BYTES}"
+            ));
         }
         if !chunk_bytes.is_multiple_of(CHUNK_ALIGNMENT) {
             return Err(format!(

@@ -46,9 +46,12 @@ const FUNCTIONS: [&str; 21] = [
 pub enum LoadError {
     #[error("cannot load the net plug-in {}: {why}", .path.display())]
     Open { path: PathBuf, why: String },
-    #[error("{} exports no ncclNetPlugin_{wanted}; `regatta plugin check {}` shows what it exports",
+    #[error("{} exports no ncclNetPlugin_v8, v9, v10 or v11; `regatta plugin check {}` shows what it exports",
             .path.display(), .path.display())]
-    NoTable { path: PathBuf, wanted: String },
+    NoTable { path: PathBuf },
+    #[error("{} exports no ncclNetPlugin_v{version}; `regatta plugin check {}` shows what it exports",
+            .path.display(), .path.display())]
+    NoVersion { path: PathBuf, version: u32 },
     #[error("the table ncclNetPlugin_v{version} of {} has no function {function}", .path.display())]
     NoFunction { path: PathBuf, version: u32, function: &'static str },
     #[error(transparent)]
@@ -66,9 +69,13 @@ impl LoadError {
                 "REGATTA_FABRIC names a libfabric provider for the plug-in of regatta, such as tcp or shm; \
                  others have variables of their own"
             }
+            Self::NoVersion { .. } => {
+                "REGATTA_NET_PLUGIN_VERSION selects a version of the interface, 8 to 11; without it, the newest \
+                 of the plug-in is used"
+            }
             Self::Call(NetError::Call { .. }) => {
-                "REGATTA_NET_PLUGIN_VERSION selects another version of the interface, if the plug-in has \
-                 several"
+                "REGATTA_FABRIC names a libfabric provider for the plug-in of regatta, others have variables of \
+                 their own; REGATTA_NET_PLUGIN_VERSION selects another version of the interface"
             }
         }
     }
@@ -91,11 +98,11 @@ pub fn open(path: &Path, only: Option<u32>) -> Result<(Table, String), LoadError
         // SAFETY: the library exports a table of this version under its name and is never closed.
         return unsafe { table(path, version, address) };
     }
-    let wanted = match only {
-        Some(version) => format!("v{version}"),
-        None => "v8, v9, v10 or v11".to_owned(),
-    };
-    Err(LoadError::NoTable { path: path.to_owned(), wanted })
+    let path = path.to_owned();
+    Err(match only {
+        Some(version) => LoadError::NoVersion { path, version },
+        None => LoadError::NoTable { path },
+    })
 }
 
 fn library(path: &Path) -> Result<&'static Library, LoadError> {

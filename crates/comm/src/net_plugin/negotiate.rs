@@ -38,7 +38,8 @@ const FIRST_MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 const NETWORK_HINT: &str =
     "most plug-ins use the network interfaces that NCCL_SOCKET_IFNAME selects";
 const SAME_VERSION_HINT: &str = "all ranks must run the same version of regatta";
-const SAME_PLUGIN_HINT: &str = "REGATTA_NET_PLUGIN must name the same plug-in on all nodes";
+const SAME_PLUGIN_HINT: &str = "REGATTA_NET_PLUGIN must name the same plug-in on all nodes, and \
+                                REGATTA_NET_PLUGIN_VERSION the same version, if it is set";
 
 /// NICs that are named.
 const SHOWN_DEVICES: usize = 8;
@@ -222,8 +223,11 @@ mod tests {
     #[test]
     fn the_longest_offers_fit() {
         let plugin = "Fake (v11)".to_owned();
-        let no_device = LoadError::Call(NetError::NoDevice { plugin, warning: None });
-        let longest = [no_device.hint(), NETWORK_HINT, SAME_PLUGIN_HINT, SAME_VERSION_HINT];
+        let no_device = NetError::NoDevice { plugin: plugin.clone(), warning: None };
+        let call = NetError::Call { plugin, function: "listen", code: 2, warning: None };
+        let [no_device, call] = [no_device, call].map(LoadError::Call);
+        let longest =
+            [no_device.hint(), call.hint(), NETWORK_HINT, SAME_PLUGIN_HINT, SAME_VERSION_HINT];
         for hint in longest {
             let offer: RankOffer = Err(Unusable::new(&"ü".repeat(2000), hint));
             assert!(encode(&offer).len() <= OFFER_BYTES, "{hint}");
