@@ -127,7 +127,7 @@ fn a_call_mismatch_is_reported_by_all_ranks() {
         return;
     }
     let mut all = configs(3, "tcp");
-    all.iter_mut().for_each(|s| s.desync_after = Duration::from_millis(500));
+    all.iter_mut().for_each(|s| s.desync_after = Duration::from_secs(2));
     let start = Instant::now();
     let errors = suite::in_parallel(all, |config| {
         let comm = join(config).unwrap();
@@ -145,7 +145,7 @@ fn a_call_mismatch_is_reported_by_all_ranks() {
         let text = error.to_string();
         assert!(text.contains("900000 f32") && text.contains("1000000 f32"), "{text}");
     }
-    assert!(start.elapsed() < Duration::from_secs(15), "{errors:?}");
+    assert!(start.elapsed() < Duration::from_secs(60), "{errors:?}");
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn a_killed_rank_is_named() {
         let mut ranks = start_local(3, MAIN, &script, &[("REGATTA_FABRIC", "tcp")]);
         let killed = ranks.children[victim as usize].id();
         ranks.assert_victim_lost(script, "libfabric");
-        assert!(start_at.elapsed() < Duration::from_secs(20), "{script:?}");
+        assert!(start_at.elapsed() < Duration::from_secs(60), "{script:?}");
         let segments = std::fs::read_dir("/dev/shm").unwrap().flatten();
         let mut segments = segments.map(|file| file.file_name().to_string_lossy().into_owned());
         let left = segments.find(|name| name.starts_with(&format!("{killed}:")));

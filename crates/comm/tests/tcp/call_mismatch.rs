@@ -8,7 +8,7 @@ use crate::{join_all, suite};
 
 /// Ranks with a short timeout.
 pub fn short_timeout(size: u32) -> Vec<Communicator> {
-    with_timeout(size, Duration::from_millis(500))
+    with_timeout(size, Duration::from_secs(1))
 }
 
 fn with_timeout(size: u32, desync_after: Duration) -> Vec<Communicator> {

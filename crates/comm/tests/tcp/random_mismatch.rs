@@ -78,7 +78,7 @@ fn the_mismatching_rank_is_named_by_all() {
             let action = if comm.rank() == victim { minority } else { majority };
             until_error(comm, action)
         });
-        assert!(start.elapsed() < Duration::from_secs(15), "{what}");
+        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
         let others = errors.iter().enumerate().filter(|(rank, _)| *rank as u32 != victim);
         for (rank, error) in others {
             let error = error.as_ref().unwrap();

@@ -25,7 +25,7 @@ fn a_rank_killed_in_any_collective_is_reported_by_all_others() {
         };
         let start_at = Instant::now();
         start_local(ranks, MAIN, &script, &[]).assert_victim_lost(script, &format!("seed {seed}"));
-        assert!(start_at.elapsed() < Duration::from_secs(15), "seed {seed}: {script:?}");
+        assert!(start_at.elapsed() < Duration::from_secs(60), "seed {seed}: {script:?}");
     }
 }
 
