@@ -3,7 +3,7 @@
 use std::ffi::{CString, OsStr};
 use std::net::IpAddr;
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::ThreadId;
 
 use regatta_fabric::net::device::{Device, describe, discover};
@@ -135,20 +135,45 @@ impl Session {
         let devices = self.devices.as_ref().map_err(Clone::clone)?;
         let device = devices.get(index).ok_or_else(|| format!("there is no NIC {index}"))?;
         let thread = std::thread::current().id();
-        let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
-        endpoints.retain(|set| !(set.is_idle() && set.is_retired()));
-        let usable = |set: &&mut EndpointSet| set.device == index && !set.is_retired();
-        let own = endpoints.iter_mut().filter(usable).find(|set| set.thread == thread);
-        let own = match own {
-            Some(own) => Some(own),
-            None => endpoints.iter_mut().filter(usable).find(|set| set.is_idle()),
+        let (own, retired) = self.take_endpoints(index, thread);
+        drop(retired);
+        let mut set = match own {
+            Some(own) => own,
+            None => self.open_endpoints(device, index, thread)?,
         };
-        if let Some(nic) = own.and_then(|own| {
-            own.thread = thread;
-            own.next()
-        }) {
-            return Ok(nic);
-        }
+        let nic = set.next().ok_or("no endpoint")?;
+        self.lock_endpoints().push(set);
+        Ok(nic)
+    }
+
+    /// Takes out the endpoints for a thread, its own or idle ones, and those that are not used any more. Other
+    /// threads need not wait while endpoints are opened and closed.
+    fn take_endpoints(
+        &self,
+        device: usize,
+        thread: ThreadId,
+    ) -> (Option<EndpointSet>, Vec<EndpointSet>) {
+        let mut all = self.lock_endpoints();
+        let retired = all.extract_if(.., |set| set.is_idle() && set.is_retired()).collect();
+        let find = |is_suitable: &dyn Fn(&EndpointSet) -> bool| {
+            let is_usable = |set: &EndpointSet| set.device == device && !set.is_retired();
+            all.iter().position(|set| is_usable(set) && is_suitable(set))
+        };
+        let at = find(&|set| set.thread == thread).or_else(|| find(&EndpointSet::is_idle));
+        let own = at.map(|at| EndpointSet { thread, ..all.swap_remove(at) });
+        (own, retired)
+    }
+
+    fn lock_endpoints(&self) -> MutexGuard<'_, Vec<EndpointSet>> {
+        self.endpoints.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open_endpoints(
+        &self,
+        device: &NamedDevice,
+        index: usize,
+        thread: ThreadId,
+    ) -> Result<EndpointSet, String> {
         let mut set = EndpointSet { device: index, thread, nics: Vec::new(), next: 0 };
         let threads = self.settings.threads(device.device.is_software());
         let control_ip = self.control_address(&device.device)?;
@@ -157,9 +182,7 @@ impl Session {
             let options = NicOptions { control_ip, timeout, has_thread };
             set.nics.push(Nic::open(&device.device, options)?);
         }
-        let first = set.next().ok_or("no endpoint")?;
-        endpoints.push(set);
-        Ok(first)
+        Ok(set)
     }
 
     /// Where listeners of a NIC are: on its own network if it has IP addresses.

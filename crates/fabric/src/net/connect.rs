@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -24,7 +24,9 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// until there is a connection; a pointer in the handle could be forged by a peer, so they are found by the
 /// handle's address and token.
 #[derive(Default)]
-pub struct Connectors(Mutex<HashMap<(usize, Token), Connecting>>);
+pub struct Connectors(Mutex<HashMap<Key, Connecting>>);
+
+type Key = (usize, Token);
 
 struct Connecting {
     nic: Arc<Nic>,
@@ -56,12 +58,12 @@ impl Connectors {
         identity: usize,
         handle: Handle,
     ) -> NetResult<Option<Connection>> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        all.retain(|_, one| now < one.last_call + ABANDONED);
         let key = (identity, handle.token);
         let described = |why: String| format!("cannot connect to {}: {why}", handle.address);
-        let mut connecting = match all.remove(&key) {
+        let (own, abandoned) = self.take(key, now);
+        drop(abandoned);
+        let mut connecting = match own {
             Some(connecting) => connecting,
             None => Connecting::start(nic()?, handle.address, now).map_err(described)?,
         };
@@ -69,10 +71,24 @@ impl Connectors {
         match connecting.advance(handle.token, now).map_err(described)? {
             Progress::Connected(connection) => Ok(Some(connection)),
             Progress::Pending(connecting) => {
-                all.insert(key, connecting);
+                self.lock().insert(key, connecting);
                 Ok(None)
             }
         }
+    }
+
+    /// Takes out a connection, and those that are abandoned. What is done with them may wait for an endpoint, and
+    /// must not keep connections of other endpoints waiting.
+    fn take(&self, key: Key, now: Instant) -> (Option<Connecting>, Vec<Connecting>) {
+        let mut all = self.lock();
+        let own = all.remove(&key);
+        let is_abandoned = |_: &Key, one: &mut Connecting| now >= one.last_call + ABANDONED;
+        let abandoned = all.extract_if(is_abandoned).map(|(_, one)| one).collect();
+        (own, abandoned)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Connecting>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

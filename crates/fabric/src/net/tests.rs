@@ -256,6 +256,30 @@ fn a_sender_that_ends_before_its_endpoint_is_connected_is_an_error() {
 }
 
 #[test]
+fn an_endpoint_that_takes_long_to_open_keeps_no_other_connection_waiting() {
+    let Some((one, other)) = nics(CONNECTION_ORIENTED) else { return };
+    let listeners = [(); 2].map(|()| Listener::new(other.clone()).unwrap());
+    let [slow, fast] = listeners.each_ref().map(Listener::handle);
+    let connectors = Connectors::default();
+    let (opening, is_opening) = std::sync::mpsc::channel();
+    let (open, may_open) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let (connectors, slow_nic) = (&connectors, one.clone());
+        scope.spawn(move || {
+            let nic = || {
+                opening.send(()).unwrap();
+                may_open.recv_timeout(TIMEOUT).map_err(|error| error.to_string())?;
+                Ok(slow_nic)
+            };
+            connectors.connect(nic, 1, slow).unwrap();
+        });
+        is_opening.recv().unwrap();
+        connectors.connect(|| Ok(one.clone()), 2, fast).unwrap();
+        open.send(()).unwrap();
+    });
+}
+
+#[test]
 fn a_message_that_is_longer_than_its_receive_is_an_error() {
     let Some((one, other)) = nics(CONNECTION_ORIENTED) else { return };
     let pair = connect(&one, &other);
