@@ -55,6 +55,13 @@ pub struct ProviderInfo {
     pub is_connection_oriented: bool,
 }
 
+impl ProviderInfo {
+    /// Whether memory must be registered, which peers may read or not.
+    pub fn needs_region(&self, memory: &Memory, peers_read: bool) -> bool {
+        self.needs_registration || peers_read || memory.kind != MemoryKind::Host
+    }
+}
+
 /// The result of polling the completion queue.
 pub enum PollResult {
     /// The queue is empty.
@@ -277,7 +284,7 @@ impl Endpoint {
     /// Registers memory, until the endpoint is closed at the latest. Memory of the host is only registered
     /// if the provider requires it, or if peers may read it.
     pub fn register(&mut self, memory: Memory, peers_read: bool) -> FiResult<Region> {
-        if !self.info.needs_registration && !peers_read && memory.kind == MemoryKind::Host {
+        if !self.info.needs_region(&memory, peers_read) {
             return Ok(Region::NONE);
         }
         self.last_key += 1;

@@ -146,6 +146,9 @@ impl Endpoint {
         let (into, mut event) = (&raw mut buffer, 0);
         // SAFETY: the queue is open, and the buffer has this size.
         let code = unsafe {
+            // Up to version 2.1, libfabric looks at errno also after a short read, and does not close the socket
+            // of a stranger if an earlier call has left EAGAIN.
+            *libc::__errno_location() = 0;
             ((*(*eq).ops).read)(eq, &mut event, into.cast(), size_of::<EventBuffer>(), 0)
         };
         match code {

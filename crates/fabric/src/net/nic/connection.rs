@@ -2,7 +2,6 @@
 
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::{BULK_BYTES, Buffer, TestResult};
 use crate::endpoint::Address;
@@ -12,9 +11,11 @@ use crate::net::{MAX_GROUPED_RECVS, MAX_REQUESTS, NetResult, tag};
 use crate::shm_cleanup::is_running;
 use crate::shm_lock::SegmentLock;
 
-/// What was sent before the peer closed the connection may still arrive. It fails after this time without a
-/// message.
-const CLOSE_GRACE: Duration = Duration::from_secs(1);
+/// What was sent before the peer closed the connection may still arrive. It fails after this many checks without
+/// a message, about a second. Time would count while this process is stopped.
+const CLOSE_CHECKS: u32 = 20;
+/// The same if its endpoint has not reported the end of the data: segments may be lost and sent again.
+const DATA_CHECKS: u32 = 200;
 
 /// Requests of a connection: sends or receives, and as many flushes.
 pub const SLOTS: usize = 2 * MAX_REQUESTS;
@@ -34,6 +35,22 @@ pub enum Role {
     Send(Box<Grants>),
     /// Receives; the number of the next group.
     Recv { sequence: u16 },
+}
+
+/// What the peer has closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Closed {
+    /// The TCP connection that carries no data.
+    Control,
+    /// The endpoint of the connection, after which nothing arrives.
+    Data,
+}
+
+/// Checks until a connection fails that the peer has closed.
+#[derive(Debug, Clone, Copy)]
+struct Closing {
+    limit: u32,
+    left: u32,
 }
 
 /// The process at the other end.
@@ -104,8 +121,8 @@ pub struct ConnectionState {
     pub is_established: bool,
     /// About the bytes of the largest of the last groups that were received.
     last_received: Option<usize>,
-    /// When the peer closed the connection, or when the last message since arrived.
-    closed: Option<Instant>,
+    /// If the peer closed it.
+    closing: Option<Closing>,
     failure: Option<String>,
 }
 
@@ -122,7 +139,7 @@ impl ConnectionState {
             requests: [None; SLOTS],
             is_established: false,
             last_received: None,
-            closed: None,
+            closing: None,
             failure: None,
         }
     }
@@ -170,10 +187,8 @@ impl ConnectionState {
         self.start(&[(buffer, 0)], Step::Send { tag }, grant.sequence)
     }
 
-    pub fn start_receive(&mut self, group: &[(Buffer, i32)], now: Instant) -> u8 {
-        if let Some(closed) = &mut self.closed {
-            *closed = now;
-        }
+    pub fn start_receive(&mut self, group: &[(Buffer, i32)]) -> u8 {
+        self.postpone_end();
         let mut number = 0;
         if let Role::Recv { sequence } = &mut self.role {
             number = *sequence;
@@ -228,11 +243,8 @@ impl ConnectionState {
     }
 
     /// A message of a request has completed, with this many bytes received.
-    pub fn complete(&mut self, slot: u8, index: usize, received: usize, now: Instant) {
-        // More may follow, also if the peer has closed the connection.
-        if let Some(closed) = &mut self.closed {
-            *closed = now;
-        }
+    pub fn complete(&mut self, slot: u8, index: usize, received: usize) {
+        self.postpone_end();
         let is_send = matches!(self.role, Role::Send(_));
         let Some(request) = self.request(slot) else { return };
         request.remaining = request.remaining.saturating_sub(1);
@@ -274,17 +286,27 @@ impl ConnectionState {
         self.failure.is_some()
     }
 
-    /// The peer closed the connection, or the kernel gave it up.
-    pub fn closed(&mut self, error: Option<std::io::Error>, now: Instant) {
-        match error {
-            None => drop(self.closed.get_or_insert(now)),
-            Some(error) => self.fail(format!("the connection is lost: {error}")),
+    /// The peer closed the connection.
+    pub fn closed(&mut self, what: Closed) {
+        let is_recv = matches!(self.role, Role::Recv { .. });
+        let has_data = is_recv && self.is_in_order() && self.is_established;
+        let checks = if what == Closed::Control && has_data { DATA_CHECKS } else { CLOSE_CHECKS };
+        let limit = self.closing.map_or(checks, |closing| closing.limit.min(checks));
+        self.closing = Some(Closing { limit, left: limit });
+    }
+
+    /// More may follow a message, also if the peer has closed the connection.
+    fn postpone_end(&mut self) {
+        if let Some(closing) = &mut self.closing {
+            closing.left = closing.limit;
         }
     }
 
     /// Fails if the peer closed the connection and what it has sent has had time to arrive.
-    pub fn check_closed(&mut self, now: Instant) {
-        if self.closed.is_some_and(|closed| now >= closed + CLOSE_GRACE) && !self.may_have_data() {
+    pub fn check_closed(&mut self) {
+        let Some(closing) = &mut self.closing else { return };
+        closing.left = closing.left.saturating_sub(1);
+        if closing.left == 0 && !self.may_have_data() {
             self.fail("the peer closed the connection or ended");
         }
     }
@@ -294,16 +316,52 @@ impl ConnectionState {
 mod tests {
     use super::*;
 
+    /// Checks until it fails.
+    fn checks(connection: &mut ConnectionState) -> u32 {
+        (1..).find(|_| (connection.check_closed(), connection.has_failed()).1).unwrap()
+    }
+
     #[test]
     fn messages_postpone_the_end_of_a_closed_connection() {
         let mut connection = ConnectionState::new(Direction::Recv, 1);
-        let start = Instant::now();
-        connection.closed(None, start);
-        let slot = connection.start_receive(&[(Buffer::NONE, 0), (Buffer::NONE, 0)], start);
-        connection.complete(slot, 0, 10, start + CLOSE_GRACE * 9 / 10);
-        connection.check_closed(start + CLOSE_GRACE * 18 / 10);
+        connection.check_closed();
+        connection.closed(Closed::Control);
+        let slot = connection.start_receive(&[(Buffer::NONE, 0), (Buffer::NONE, 0)]);
+        (1..CLOSE_CHECKS).for_each(|_| connection.check_closed());
+        connection.complete(slot, 0, 10);
         assert_eq!(connection.check(), Ok(()));
-        connection.check_closed(start + CLOSE_GRACE * 19 / 10);
-        assert!(connection.check().is_err() && connection.has_failed());
+        assert_eq!(checks(&mut connection), CLOSE_CHECKS);
+    }
+
+    #[test]
+    fn data_may_arrive_late_until_its_end_is_reported() {
+        let established = || {
+            let mut connection = ConnectionState::new(Direction::Recv, 1);
+            let (local, _) = std::os::unix::net::UnixStream::pair().unwrap();
+            connection.peer = Some(Peer {
+                name: "node2 (process 3)".to_owned(),
+                address: None,
+                fabric_address: Vec::new(),
+                connection: 4,
+                key: 5,
+                stream: std::os::fd::OwnedFd::from(local).into(),
+                segment_lock: None,
+                is_visible: false,
+            });
+            connection.is_established = true;
+            connection.closed(Closed::Control);
+            connection
+        };
+        let mut idle = established();
+        (0..2 * DATA_CHECKS).for_each(|_| idle.check_closed());
+        assert_eq!(idle.check(), Ok(()), "no receive is posted");
+        idle.start_receive(&[(Buffer::NONE, 0)]);
+        assert_eq!(checks(&mut idle), DATA_CHECKS);
+        let error = idle.check().unwrap_err();
+        assert_eq!(error, "node2 (process 3): the peer closed the connection or ended");
+        let mut ended = established();
+        ended.start_receive(&[(Buffer::NONE, 0)]);
+        ended.closed(Closed::Data);
+        assert_eq!(checks(&mut ended), CLOSE_CHECKS);
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use super::connection::Step;
+use super::connection::{Closed, Step};
 use super::io::{Event, Io, Item};
 use super::liveness;
 use super::state::State;
@@ -92,13 +92,12 @@ impl Engine {
                 Ok(has_completed)
             });
         self.progress_count.fetch_add(1, Ordering::Relaxed);
-        let now = Instant::now();
         if !io.events.is_empty() {
             let mut state = self.state();
-            io.events.drain(..).for_each(|event| state.apply(event, now));
+            io.events.drain(..).for_each(|event| state.apply(event));
         }
         // Also under steady traffic, which could hide that a peer of another connection is lost.
-        self.check_peers(io, now);
+        self.check_peers(io, Instant::now());
         match polled {
             Ok(has_completed) => has_posted || has_completed,
             Err(why) => {
@@ -128,7 +127,7 @@ impl Engine {
                         break;
                     }
                     Err(why) => {
-                        self.state().apply(Event::Failed { connection, why }, Instant::now());
+                        self.state().apply(Event::Failed { connection, why });
                         // What follows must not be taken for it. It is dropped with the connection.
                         next = item.step;
                         break;
@@ -169,9 +168,15 @@ impl Engine {
             if peer.is_visible {
                 remove_stale_segments(std::slice::from_ref(&peer.fabric_address));
             }
-            state.closed(id, ended.err(), now);
+            match ended {
+                Ok(_) => state.closed(id, Closed::Control),
+                Err(error) => {
+                    let why = format!("the connection is lost: {error}");
+                    state.apply(Event::Failed { connection: id, why });
+                }
+            }
         }
-        state.check_closed(now);
+        state.check_closed();
     }
 
     /// Gives up the endpoint with all of its connections.

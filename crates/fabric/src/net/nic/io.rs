@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::mem::ManuallyDrop;
 
+use super::Buffer;
 use super::connected::Connections;
 use super::connection::Step;
 use super::liveness::Liveness;
-use super::{Buffer, FlushBuffer};
 use crate::FiResult;
 use crate::abi::{Context, CqEntry};
 use crate::atexit_guard::enter;
@@ -161,13 +161,6 @@ impl Io {
         };
         io.post_control_recvs()?;
         Ok(io)
-    }
-
-    /// The address and key of the bytes that a flush reads.
-    pub fn flush_source(&self, FlushBuffer { start, region, base, .. }: FlushBuffer) -> (u64, u64) {
-        let offset = (start as u64).wrapping_sub(base as u64);
-        let address = if self.endpoint.info.virtual_addresses { start as u64 } else { offset };
-        (address, region.key())
     }
 
     /// Peers that were connected.

@@ -17,14 +17,14 @@ mod stuck_provider;
 
 use std::net::{IpAddr, TcpStream};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::device::Device;
 use super::handle::Token;
 use super::hello::Hello;
 use super::{MAX_GROUPED_RECVS, MAX_REQUESTS, NetResult};
 use crate::atexit_guard::enter;
-use crate::endpoint::{Endpoint, WaitMode};
+use crate::endpoint::{Endpoint, ProviderInfo, WaitMode};
 use crate::memory::{Memory, MemoryKind, Region};
 use crate::shm_cleanup;
 use crate::shm_lock::SegmentLock;
@@ -78,6 +78,14 @@ pub struct FlushBuffer {
     pub registration: usize,
 }
 
+impl FlushBuffer {
+    /// The address and key of the bytes that a flush reads.
+    fn source(self, info: &ProviderInfo) -> (u64, u64) {
+        let offset = (self.start as u64).wrapping_sub(self.base as u64);
+        (if info.virtual_addresses { self.start as u64 } else { offset }, self.region.key())
+    }
+}
+
 /// Whether a request is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TestResult {
@@ -105,7 +113,8 @@ pub struct NicOptions {
 
 /// An endpoint of a NIC.
 pub struct Nic {
-    provider: String,
+    /// Properties of the endpoint, for which it need not be locked.
+    info: ProviderInfo,
     /// Version of libfabric.
     library: (u32, u32),
     host: String,
@@ -136,7 +145,7 @@ impl Nic {
         let own_address = endpoint.address()?;
         // NICs are kept for later communicators, and never closed if the process exits.
         shm_cleanup::remove_at_exit(&own_address);
-        let provider = endpoint.info.provider.clone();
+        let info = endpoint.info.clone();
         let library = endpoint.library_version();
         let engine = Arc::new(Engine::new(Io::new(endpoint, can_flush, &own_address)?));
         if let Some(own) = SegmentLock::map(&own_address, library) {
@@ -148,7 +157,7 @@ impl Nic {
             start_thread(engine.clone())?;
         }
         Ok(Arc::new(Self {
-            provider,
+            info,
             library,
             host,
             own_address,
@@ -160,7 +169,7 @@ impl Nic {
     }
 
     fn is_shm(&self) -> bool {
-        self.provider.starts_with("shm")
+        self.info.provider.starts_with("shm")
     }
 
     /// Whether its connections have failed.
@@ -197,7 +206,7 @@ impl Nic {
             key: connection.key,
             connection: connection.id,
             process: std::process::id(),
-            provider: self.provider.clone(),
+            provider: self.info.provider.clone(),
             host: self.host.clone(),
             address: self.own_address.clone(),
         }
@@ -211,8 +220,8 @@ impl Nic {
         stream: TcpStream,
     ) -> NetResult {
         let name = format!("{} (process {})", peer.host, peer.process);
-        if peer.provider != self.provider {
-            let (theirs, ours) = (&peer.provider, &self.provider);
+        if peer.provider != self.info.provider {
+            let (theirs, ours) = (&peer.provider, &self.info.provider);
             return Err(format!("{name} uses provider {theirs}, {} uses {ours}", self.host));
         }
         let is_own = peer.process == std::process::id() && peer.host == self.host;
@@ -314,6 +323,9 @@ impl Connection {
         let _guard = enter().ok_or("the process exits")?;
         self.nic.engine.state().check()?;
         let is_read = memory.kind != MemoryKind::Host && self.nic.can_flush;
+        if !self.nic.info.needs_region(&memory, is_read) {
+            return Ok(Region::NONE);
+        }
         // RCCL passes a descriptor to every provider.
         let dma_buf = memory.dma_buf.filter(|_| self.nic.takes_dma_buf);
         self.nic.engine.io().endpoint.register(Memory { dma_buf, ..memory }, is_read)
@@ -347,7 +359,7 @@ impl Connection {
             if group.len() > 1 && connection.is_in_order() {
                 return Err(format!("a group of {} receives, expected one", group.len()));
             }
-            Ok(Some(connection.start_receive(group, Instant::now())))
+            Ok(Some(connection.start_receive(group)))
         })
     }
 
@@ -359,7 +371,7 @@ impl Connection {
         if !self.nic.can_flush {
             return Ok(None);
         }
-        let from = self.nic.engine.io().flush_source(buffer);
+        let from = buffer.source(&self.nic.info);
         let memory = Buffer { registration: buffer.registration, ..Buffer::NONE };
         let posted =
             self.start(SLOTS, |connection| Ok(Some(connection.start_flush(memory, from))))?;

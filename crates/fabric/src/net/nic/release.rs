@@ -18,8 +18,10 @@ impl Connection {
         if self.uses(registration) {
             self.release();
         }
-        // A region that is still in use is closed with the endpoint.
-        self.nic.engine.io().endpoint.deregister(region);
+        if region != Region::NONE {
+            // A region that is still in use is closed with the endpoint.
+            self.nic.engine.io().endpoint.deregister(region);
+        }
     }
 
     /// Whether a request uses memory of a registration. If so, the connection fails.

@@ -1,9 +1,8 @@
 //! The connections of an endpoint, and what they have to do. No I/O: its lock is held briefly.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
 
-use super::connection::{ConnectionState, Role, Step};
+use super::connection::{Closed, ConnectionState, Role, Step};
 use super::io::{Action, Event, Item};
 use super::{Buffer, TestResult};
 use crate::net::{NetResult, tag};
@@ -135,7 +134,7 @@ impl State {
     }
 
     /// Something happened on the endpoint. Strays are dropped.
-    pub fn apply(&mut self, event: Event, now: Instant) {
+    pub fn apply(&mut self, event: Event) {
         match event {
             Event::Granted(message) => {
                 let connection = self.connections.get_mut(&message.connection);
@@ -149,7 +148,7 @@ impl State {
             }
             Event::Completed { connection, slot, index, bytes } => {
                 if let Some(connection) = self.connections.get_mut(&connection) {
-                    connection.complete(slot, index.into(), bytes, now);
+                    connection.complete(slot, index.into(), bytes);
                 }
             }
             Event::Established { connection } => {
@@ -157,7 +156,7 @@ impl State {
                     connection.is_established = true;
                 }
             }
-            Event::Closed { connection } => self.closed(connection, None, now),
+            Event::Closed { connection } => self.closed(connection, Closed::Data),
             Event::Failed { connection, why } => {
                 if let Some(connection) = self.connections.get_mut(&connection) {
                     connection.fail(why);
@@ -166,20 +165,22 @@ impl State {
         }
     }
 
-    /// The peer of a connection closed it, or is lost.
-    pub fn closed(&mut self, id: u32, error: Option<std::io::Error>, now: Instant) {
+    /// The peer of a connection closed it.
+    pub fn closed(&mut self, id: u32, what: Closed) {
         if let Some(connection) = self.connections.get_mut(&id) {
-            connection.closed(error, now);
-            self.closing.push(id);
+            connection.closed(what);
+            if !self.closing.contains(&id) {
+                self.closing.push(id);
+            }
         }
     }
 
     /// Fails connections that were closed a while ago.
-    pub fn check_closed(&mut self, now: Instant) {
+    pub fn check_closed(&mut self) {
         let connections = &mut self.connections;
         self.closing.retain(|id| {
             let Some(connection) = connections.get_mut(id) else { return false };
-            connection.check_closed(now);
+            connection.check_closed();
             !connection.has_failed()
         });
     }
