@@ -1,6 +1,7 @@
 //! A communicator of two ranks: a service thread sets up and closes its connections, a progress thread
 //! transfers messages, as in NCCL.
 
+use std::ffi::c_int;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -96,6 +97,11 @@ impl Comm<'_> {
         self.close(links, &mut random)
     }
 
+    /// The NIC of a connection, at both ends.
+    fn device(&self, connection: u64) -> c_int {
+        (connection % self.plugin.devices().unwrap() as u64) as c_int
+    }
+
     fn handle_path(&self, from: u64, connection: u64) -> PathBuf {
         self.folder.join(format!("handle-{}-{from}-{connection}", self.id))
     }
@@ -105,7 +111,7 @@ impl Comm<'_> {
         let peer = 1 - self.rank;
         let mut waiting = Vec::new();
         for connection in 0..self.connections {
-            let (listener, handle) = self.plugin.listen(0).unwrap();
+            let (listener, handle) = self.plugin.listen(self.device(connection)).unwrap();
             publish(&self.handle_path(peer, connection), &handle);
             waiting.push(Waiting { connection, end: Endpoint::Listener(listener) });
             waiting.push(Waiting { connection, end: Endpoint::Handle(None) });
@@ -143,7 +149,8 @@ impl Comm<'_> {
                     *handle = Some(Box::new(bytes.try_into().unwrap()));
                 }
                 let handle = handle.as_mut()?;
-                self.plugin.connect(0, handle).unwrap_or_else(|code| self.failed(code))
+                let device = self.device(waiting.connection);
+                self.plugin.connect(device, handle).unwrap_or_else(|code| self.failed(code))
             }
         }
     }
