@@ -114,7 +114,8 @@ impl BenchOptions<'_> {
 fn check_not_of_nccl(file: &Path) -> Result<()> {
     let mut start = Vec::new();
     let read = |opened: File| opened.take(MAGIC.len() as u64).read_to_end(&mut start);
-    if File::open(file).and_then(read).is_ok() && start == MAGIC.as_bytes() {
+    // Opening a pipe would wait for a writer.
+    if file.is_file() && File::open(file).and_then(read).is_ok() && start == MAGIC.as_bytes() {
         bail!(
             "--tune {}: the file has a table of NCCL's tuner: add --backend nccl (or rccl) to measure for it, or \
              choose another file for the table of Regatta's own collectives",
