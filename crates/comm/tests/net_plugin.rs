@@ -263,7 +263,7 @@ fn failures_of_a_plugin_name_the_function_and_the_rank() {
     for (function, expected) in [
         ("init", "init of the net plug-in Fake (v11) failed"),
         ("devices", "devices of the net plug-in Fake (v11) failed: ncclSystemError (2)"),
-        ("listen", "its last warning: \"NET/Fake: asked to fail"),
+        ("listen", "its warning: \"NET/Fake: asked to fail"),
         ("connect", "connect of the net plug-in Fake (v11) failed"),
         ("accept", "accept of the net plug-in Fake (v11) failed"),
         ("regMr", "regMr of the net plug-in Fake (v11) failed"),

@@ -1,5 +1,6 @@
-//! The logger that a plug-in gets, in place of NCCL's: keeps the last warning for error messages.
+//! The logger that a plug-in gets, in place of NCCL's: keeps the last warnings for error messages.
 
+use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_int, c_ulong};
 use std::sync::{Mutex, PoisonError};
 
@@ -8,8 +9,11 @@ use regatta_plugin_abi::log::{Level, Logger};
 /// Longer messages are truncated.
 const MAX_MESSAGE_CHARS: usize = 400;
 
-/// The last warning of a plug-in. A logger gets no context, so there is one per process.
-static LAST_WARNING: Mutex<Option<String>> = Mutex::new(None);
+/// Warnings that are kept. The cause comes before its consequences, such as a function that failed.
+const MAX_WARNINGS: usize = 6;
+
+/// The last warnings of plug-ins. A logger gets no context, so they are those of the process.
+static WARNINGS: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
 
 /// The logger to pass to `init`.
 pub fn logger() -> Logger {
@@ -24,9 +28,9 @@ pub fn logger() -> Logger {
     None
 }
 
-/// Takes the last warning.
-pub fn take_warning() -> Option<String> {
-    LAST_WARNING.lock().unwrap_or_else(PoisonError::into_inner).take()
+/// Takes the last warnings, the earliest first.
+pub fn take_warnings() -> Vec<String> {
+    WARNINGS.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect()
 }
 
 /// Stable Rust cannot define a variadic function, so further arguments are not accessible.
@@ -46,8 +50,14 @@ unsafe extern "C" fn record(
         let format = CStr::from_ptr(format).to_string_lossy();
         substitute(&format, || (!first.is_null()).then(|| CStr::from_ptr(first).to_string_lossy()))
     };
-    let message = message.trim().chars().take(MAX_MESSAGE_CHARS).collect();
-    *LAST_WARNING.lock().unwrap_or_else(PoisonError::into_inner) = Some(message);
+    let message: String = message.trim().chars().take(MAX_MESSAGE_CHARS).collect();
+    let mut warnings = WARNINGS.lock().unwrap_or_else(PoisonError::into_inner);
+    // Some plug-ins warn with every call that is tried again.
+    warnings.retain(|warning| *warning != message);
+    if warnings.len() == MAX_WARNINGS {
+        warnings.pop_front();
+    }
+    warnings.push_back(message);
 }
 
 /// The format with its first conversion replaced, if that is `%s`. Others stay as they are.
@@ -93,7 +103,11 @@ mod tests {
         };
         log(Level::Warn, c"NET/X : %s", c"no route to host");
         log(Level::Info, c"%s", c"using eth0");
-        assert_eq!(take_warning().as_deref(), Some("NET/X : no route to host"));
-        assert_eq!(take_warning(), None);
+        assert_eq!(take_warnings(), ["NET/X : no route to host"]);
+        for text in [c"1", c"2", c"3", c"2", c"4", c"5", c"6", c"7"] {
+            log(Level::Warn, c"%s", text);
+        }
+        assert_eq!(take_warnings(), ["3", "2", "4", "5", "6", "7"]);
+        assert_eq!(take_warnings(), [""; 0]);
     }
 }

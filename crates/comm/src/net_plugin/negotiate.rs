@@ -223,8 +223,8 @@ mod tests {
     #[test]
     fn the_longest_offers_fit() {
         let plugin = "Fake (v11)".to_owned();
-        let no_device = NetError::NoDevice { plugin: plugin.clone(), warning: None };
-        let call = NetError::Call { plugin, function: "listen", code: 2, warning: None };
+        let no_device = NetError::NoDevice { plugin: plugin.clone(), warnings: Vec::new() };
+        let call = NetError::Call { plugin, function: "listen", code: 2, warnings: Vec::new() };
         let [no_device, call] = [no_device, call].map(LoadError::Call);
         let longest =
             [no_device.hint(), call.hint(), NETWORK_HINT, SAME_PLUGIN_HINT, SAME_VERSION_HINT];

@@ -8,7 +8,7 @@ use regatta_plugin_abi::net::{CommConfig, HANDLE_BYTES, Object, PTR_HOST, v8, v9
 use regatta_plugin_abi::{NcclResult, SUCCESS};
 
 use super::library::result_name;
-use super::logger::take_warning;
+use super::logger::take_warnings;
 
 /// `ncclInternalError`, for a plug-in that reports success without a result.
 const INTERNAL_ERROR: NcclResult = 3;
@@ -20,26 +20,28 @@ const TAG: c_int = 0;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NetError {
     /// A function failed.
-    #[error("{function} of the net plug-in {plugin} failed: {} ({code}){}", result_name(*code), shown(warning))]
+    #[error("{function} of the net plug-in {plugin} failed: {} ({code}){}", result_name(*code), shown(warnings))]
     Call {
         plugin: String,
         function: &'static str,
         code: NcclResult,
-        /// The last warning that a plug-in of this process has logged.
-        warning: Option<String>,
+        /// The last warnings that plug-ins of this process have logged.
+        warnings: Vec<String>,
     },
     /// A NIC cannot be used.
     #[error("NIC {device} ({name}) of the net plug-in {plugin} {why}")]
     Device { plugin: String, device: c_int, name: String, why: &'static str },
     /// There is no NIC.
-    #[error("the net plug-in {plugin} has no NIC on this node{}", shown(warning))]
-    NoDevice { plugin: String, warning: Option<String> },
+    #[error("the net plug-in {plugin} has no NIC on this node{}", shown(warnings))]
+    NoDevice { plugin: String, warnings: Vec<String> },
 }
 
-fn shown(warning: &Option<String>) -> String {
-    warning
-        .as_ref()
-        .map_or_else(String::new, |warning| format!("; its last warning: \"{warning}\""))
+fn shown(warnings: &[String]) -> String {
+    match warnings {
+        [] => String::new(),
+        [only] => format!("; its warning: \"{only}\""),
+        all => format!("; its warnings: \"{}\"", all.join("\", \"")),
+    }
 }
 
 /// The table of a version.
@@ -97,7 +99,7 @@ unsafe impl Sync for Net {}
 
 impl Net {
     fn error(&self, function: &'static str, code: NcclResult) -> NetError {
-        NetError::Call { plugin: self.name.clone(), function, code, warning: take_warning() }
+        NetError::Call { plugin: self.name.clone(), function, code, warnings: take_warnings() }
     }
 
     fn check(&self, function: &'static str, code: NcclResult) -> Result<(), NetError> {

@@ -12,7 +12,7 @@ use regatta_plugin_abi::{NcclResult, SUCCESS};
 use super::{Device, Net, NetError, Table};
 use crate::net_plugin::control_message::SLOT_BYTES;
 use crate::net_plugin::library::{init_once, name};
-use crate::net_plugin::logger::{logger, take_warning};
+use crate::net_plugin::logger::{logger, take_warnings};
 
 /// No operation of the interface before version 9 is larger (`MAX_NET_SIZE` of NCCL).
 const MAX_OPERATION_BYTES_V8: usize = 1 << 30;
@@ -79,7 +79,10 @@ impl Net {
         // SAFETY: the count is valid during the call.
         self.check("devices", unsafe { call!(self.devices(&mut count)) })?;
         if count <= 0 {
-            return Err(NetError::NoDevice { plugin: self.name.clone(), warning: take_warning() });
+            return Err(NetError::NoDevice {
+                plugin: self.name.clone(),
+                warnings: take_warnings(),
+            });
         }
         (0..count).map(|device| self.properties(device)).collect()
     }
