@@ -218,7 +218,7 @@ fn unusable_plugins_are_reported_by_all_ranks() {
         (
             |all| all[2].net_plugin_version = Some(8),
             [
-                "it loaded Fake (v8), rank 0 loaded Fake (v11)",
+                "rank 2 on node2 cannot use the net plug-in: it loaded Fake (v8), rank 0 loaded Fake (v11)",
                 "REGATTA_NET_PLUGIN_VERSION the same",
             ],
         ),
@@ -260,14 +260,15 @@ fn connecting_rank_main() {
 
 #[test]
 fn failures_of_a_plugin_name_the_function_and_the_rank() {
-    for (function, expected) in [
-        ("init", "init of the net plug-in Fake (v11) failed"),
-        ("devices", "devices of the net plug-in Fake (v11) failed: ncclSystemError (2)"),
-        ("listen", "its warning: \"NET/Fake: asked to fail"),
-        ("connect", "connect of the net plug-in Fake (v11) failed"),
-        ("accept", "accept of the net plug-in Fake (v11) failed"),
-        ("regMr", "regMr of the net plug-in Fake (v11) failed"),
-        ("irecv", "irecv of the net plug-in Fake (v11) failed"),
+    let (first, any) = ("rank 0 on ", "rank ");
+    for (function, rank, expected) in [
+        ("init", first, "init of the net plug-in Fake (v11) failed"),
+        ("devices", first, "devices of the net plug-in Fake (v11) failed: ncclSystemError (2)"),
+        ("listen", first, "its warning: \"NET/Fake: asked to fail"),
+        ("connect", any, "connect of the net plug-in Fake (v11) failed"),
+        ("accept", any, "accept of the net plug-in Fake (v11) failed"),
+        ("regMr", any, "regMr of the net plug-in Fake (v11) failed"),
+        ("irecv", any, "irecv of the net plug-in Fake (v11) failed"),
     ] {
         let (fake, failing) = (fake(), [("NCCL_NET_FAKE_FAIL", function)]);
         let variables = [("REGATTA_NET_PLUGIN", fake.to_str().unwrap()), failing[0]];
@@ -277,7 +278,7 @@ fn failures_of_a_plugin_name_the_function_and_the_rank() {
             ranks.outcomes().into_iter().all(|outcome| {
                 let error = outcome.unwrap();
                 assert!(error.contains("cannot use the net plug-in"), "{function}: {error}");
-                error.contains(expected)
+                error.contains(rank) && error.contains(expected)
             })
         });
         assert!(is_named, "{function}");
