@@ -7,12 +7,12 @@ use serde::Serialize;
 
 use crate::axis::Axis;
 use crate::cost::{CostError, CostOptions, RankCost, RankCosts, rank_costs};
+use crate::layout::ParallelLayout;
 use crate::memory_check::MemoryNeed;
 use crate::mesh::{Mesh, MeshCoord};
 use crate::pipeline::{
     ChunkCosts, Schedule, SimulateError, StageError, Timeline, balance, block_costs, simulate,
 };
-use crate::plan::ParallelPlan;
 use crate::rank_bytes::{DiskIoBytes, PeakBytes, SentBytes};
 use crate::shape::ModelShape;
 
@@ -161,7 +161,7 @@ pub struct ExplainInput<'a> {
     /// Whether the vocabulary size is known.
     pub vocab_known: bool,
     /// Parallel configuration.
-    pub plan: &'a ParallelPlan,
+    pub plan: &'a ParallelLayout,
     /// Whether its micro-batch size was chosen for the GPUs.
     pub micro_batch_auto: bool,
     /// Element sizes.
@@ -209,8 +209,8 @@ pub fn explain(input: ExplainInput<'_>) -> Result<Explanation, ExplainError> {
     };
     let timeline = timeline(shape, plan)?;
     notes.extend(hosts.as_deref().and_then(|hosts| plan.mesh.cross_host_warning(hosts)));
-    let ParallelPlan { zero, sequence_parallel, tiles, batch, batch_per_replica, .. } = *plan;
-    let ParallelPlan { mesh: Mesh { dp, cp, tp, pp, shard }, micro_batch, micro_batches, .. } =
+    let ParallelLayout { zero, sequence_parallel, tiles, batch, batch_per_replica, .. } = *plan;
+    let ParallelLayout { mesh: Mesh { dp, cp, tp, pp, shard }, micro_batch, micro_batches, .. } =
         *plan;
     let seq_len = shape.seq_len;
     Ok(Explanation {
@@ -252,11 +252,11 @@ fn rank_classes(
 }
 
 /// Simulates the pipeline with chunk durations proportional to their FLOPs.
-fn timeline(shape: &ModelShape, plan: &ParallelPlan) -> Result<Option<Timeline>, ExplainError> {
+fn timeline(shape: &ModelShape, plan: &ParallelLayout) -> Result<Option<Timeline>, ExplainError> {
     if plan.mesh.pp == 1 {
         return Ok(None);
     }
-    let ParallelPlan { schedule, virtual_stages, micro_batches, .. } = *plan;
+    let ParallelLayout { schedule, virtual_stages, micro_batches, .. } = *plan;
     let schedule = Schedule::new(schedule, plan.mesh.pp, virtual_stages, micro_batches)
         .map_err(StageError::from)?;
     let blocks = block_costs(shape, shape.seq_len);

@@ -4,11 +4,11 @@
 pub mod axis;
 pub mod cost;
 pub mod explain;
+pub mod layout;
 pub mod logit_chunks;
 pub mod memory_check;
 pub mod mesh;
 pub mod pipeline;
-pub mod plan;
 pub mod rank_bytes;
 pub mod shape;
 #[doc(hidden)]

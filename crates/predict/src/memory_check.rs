@@ -4,7 +4,7 @@ use regatta_model::units::{format_memory, pluralize};
 use thiserror::Error;
 
 use crate::cost::MemoryBytes;
-use crate::plan::ParallelPlan;
+use crate::layout::ParallelLayout;
 
 /// Minimum memory of a rank in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +30,7 @@ impl MemoryNeed {
     }
 
     /// Bytes of the copy that a background checkpoint writes.
-    pub fn checkpoint_copy(plan: &ParallelPlan, memory: &MemoryBytes) -> u64 {
+    pub fn checkpoint_copy(plan: &ParallelLayout, memory: &MemoryBytes) -> u64 {
         let sharding = if plan.zero == 0 { 1 } else { plan.mesh.shard };
         let replicas = (plan.mesh.data_ranks() / sharding) as u64;
         // Replicas of the same shards write equal parts of the parameter and both moments.

@@ -16,15 +16,15 @@ use regatta_place::launcher_options::{self, LauncherSyntax, RequiredOption};
 use regatta_place::rendezvous::{self, Candidate};
 use regatta_place::site_profile::{JobContext, Profile, SiteSetting};
 
+use crate::discovery::{Discovery, PlacedJob};
 use crate::options::RankEnvArgs;
 use crate::output;
-use crate::plan::{Discovery, JobPlan};
 use crate::system;
 
 /// The environment of a rank, without the variables that the user excluded, and with the values that
 /// the user has set.
 pub fn rank_env(
-    plan: &JobPlan,
+    plan: &PlacedJob,
     args: &RankEnvArgs,
     rendezvous: &Rendezvous,
     rank: u32,
@@ -33,7 +33,11 @@ pub fn rank_env(
 }
 
 /// The variables that all ranks of a job have, for its script.
-pub fn job_env(plan: &JobPlan, args: &RankEnvArgs, rendezvous: &Rendezvous) -> Result<Vec<EnvVar>> {
+pub fn job_env(
+    plan: &PlacedJob,
+    args: &RankEnvArgs,
+    rendezvous: &Rendezvous,
+) -> Result<Vec<EnvVar>> {
     let own_devices = plan.job.visibility == GpuVisibility::Own;
     let is_device_list =
         |name: &str| name.ends_with("_VISIBLE_DEVICES") || name == "ZE_AFFINITY_MASK";
@@ -42,7 +46,7 @@ pub fn job_env(plan: &JobPlan, args: &RankEnvArgs, rendezvous: &Rendezvous) -> R
 }
 
 fn env_where(
-    plan: &JobPlan,
+    plan: &PlacedJob,
     args: &RankEnvArgs,
     rendezvous: &Rendezvous,
     rank: u32,
@@ -69,7 +73,7 @@ fn note_kept(KeptVariable { variable, value, planned }: &KeptVariable) {
 }
 
 /// A variable of this process. torchrun sets OMP_NUM_THREADS=1 if the user has not set it.
-fn inherited_value(plan: &JobPlan, name: &str) -> Option<String> {
+fn inherited_value(plan: &PlacedJob, name: &str) -> Option<String> {
     let value = plan.env.get(name)?.to_owned();
     let by_torchrun = plan.allocation.launcher == Some(Launcher::Torch)
         && (name, value.as_str()) == ("OMP_NUM_THREADS", "1");
@@ -77,14 +81,14 @@ fn inherited_value(plan: &JobPlan, name: &str) -> Option<String> {
 }
 
 /// A variable of this process that regatta has not set.
-pub fn foreign_value(plan: &JobPlan, name: &str) -> Option<String> {
+pub fn foreign_value(plan: &PlacedJob, name: &str) -> Option<String> {
     let variable = |name: &str| inherited_value(plan, name);
     InheritedEnv { variable: &variable }.foreign(name)
 }
 
 /// Fails if another launcher has set the rank or world size of this process to other values than
 /// planned: the ranks would wait for each other forever, or train as several jobs.
-pub fn check_identity(plan: &JobPlan, planned: &[EnvVar]) -> Result<()> {
+pub fn check_identity(plan: &PlacedJob, planned: &[EnvVar]) -> Result<()> {
     let variable = |name: &str| inherited_value(plan, name);
     let inherited = InheritedEnv { variable: &variable };
     let Some(KeptVariable { variable, value, planned }) = inherited.contradiction(planned) else {
@@ -102,7 +106,7 @@ pub fn check_identity(plan: &JobPlan, planned: &[EnvVar]) -> Result<()> {
 
 /// Fails if this process is one of several ranks of another launcher: each of them would launch a job
 /// of its own. The world sizes may agree by chance.
-pub fn check_is_no_rank(plan: &JobPlan) -> Result<()> {
+pub fn check_is_no_rank(plan: &PlacedJob) -> Result<()> {
     let variable = |name: &str| inherited_value(plan, name);
     let inherited = InheritedEnv { variable: &variable };
     let Some((rank, size)) = inherited.foreign_rank() else { return Ok(()) };
@@ -130,7 +134,7 @@ fn foreign_launcher(inherited: &InheritedEnv<'_>) -> &'static str {
 }
 
 fn full_rank_env(
-    plan: &JobPlan,
+    plan: &PlacedJob,
     args: &RankEnvArgs,
     rendezvous: &Rendezvous,
     rank: u32,
@@ -157,7 +161,7 @@ fn full_rank_env(
 }
 
 /// Whether this rank's launcher sets variables that JAX reads.
-fn jax_detects_launcher(plan: &JobPlan) -> bool {
+fn jax_detects_launcher(plan: &PlacedJob) -> bool {
     match plan.allocation.launcher {
         Some(Launcher::Srun) => true,
         Some(Launcher::OpenMpi) => plan.env.is_set("OMPI_MCA_orte_hnp_uri"),
@@ -166,7 +170,11 @@ fn jax_detects_launcher(plan: &JobPlan) -> bool {
 }
 
 /// Notes the variables of `--without` that would not be set anyway.
-pub fn note_unset_names(plan: &JobPlan, args: &RankEnvArgs, rendezvous: &Rendezvous) -> Result<()> {
+pub fn note_unset_names(
+    plan: &PlacedJob,
+    args: &RankEnvArgs,
+    rendezvous: &Rendezvous,
+) -> Result<()> {
     let variables = full_rank_env(plan, args, rendezvous, 0)?;
     for name in args.without.iter().filter(|n| !variables.iter().any(|v| v.variable == **n)) {
         output::note(&format!("--without {name} has no effect: regatta does not set {name}"));
@@ -175,7 +183,7 @@ pub fn note_unset_names(plan: &JobPlan, args: &RankEnvArgs, rendezvous: &Rendezv
 }
 
 /// The launcher options that the site's settings need to take effect.
-pub fn required_options(plan: &JobPlan, launcher: LauncherSyntax) -> Vec<RequiredOption> {
+pub fn required_options(plan: &PlacedJob, launcher: LauncherSyntax) -> Vec<RequiredOption> {
     let nodes = plan.placement.nodes.len() as u32;
     let context = JobContext::of(&plan.machines[0], nodes, Some(Framework::Torch.name()));
     launcher_options::required_options(&plan.site.profile.settings(&context), launcher)
@@ -203,7 +211,7 @@ pub fn agent_step_options(
 }
 
 /// Notes that a job of one node gets no network settings, if the site has any.
-pub fn note_single_node(plan: &JobPlan, args: &RankEnvArgs) {
+pub fn note_single_node(plan: &PlacedJob, args: &RankEnvArgs) {
     let settings = |nodes| settings(plan, &plan.machines[0], args.framework, nodes).len();
     if plan.placement.nodes.len() == 1 && settings(2) > settings(1) {
         let title = &plan.site.profile.title;
@@ -213,7 +221,7 @@ pub fn note_single_node(plan: &JobPlan, args: &RankEnvArgs) {
     }
 }
 
-fn settings(plan: &JobPlan, machine: &Machine, framework: Framework, nodes: u32) -> Vec<EnvVar> {
+fn settings(plan: &PlacedJob, machine: &Machine, framework: Framework, nodes: u32) -> Vec<EnvVar> {
     let context = JobContext::of(machine, nodes, Some(framework.name()));
     let variable = |s: SiteSetting| EnvVar {
         variable: s.variable,
@@ -226,7 +234,7 @@ fn settings(plan: &JobPlan, machine: &Machine, framework: Framework, nodes: u32)
 /// Creates the directory of a rank's code caches, if this is the rank's node. Where another user may
 /// have prepared it, this process gets a directory of its own: the ranks of a node cannot agree on a
 /// name that other users cannot predict.
-pub fn secure_cache_dir(plan: &JobPlan, rank: u32, variables: &mut [EnvVar]) {
+pub fn secure_cache_dir(plan: &PlacedJob, rank: u32, variables: &mut [EnvVar]) {
     let node = plan.placement.find_rank(rank).map(|(node, ..)| node);
     if !plan.machines[0].is_live() || node.is_none() || node != plan.this_node() {
         return;
@@ -246,7 +254,7 @@ pub struct CacheFolder {
 }
 
 /// A node-local folder per user and job: below the site's, else TMPDIR, else /tmp.
-pub fn cache_folder(plan: &JobPlan) -> CacheFolder {
+pub fn cache_folder(plan: &PlacedJob) -> CacheFolder {
     // Only folders of this node can be checked.
     let live = plan.machines[0].is_live() && !plan.is_reported_by_agents();
     let node_local = &plan.site.profile.node_local;
@@ -266,19 +274,19 @@ pub fn cache_folder(plan: &JobPlan) -> CacheFolder {
 }
 
 /// Master address and port of a job whose ranks this process starts.
-pub fn planned_rendezvous(args: &RankEnvArgs, plan: &JobPlan, rank: u32) -> Result<Rendezvous> {
+pub fn planned_rendezvous(args: &RankEnvArgs, plan: &PlacedJob, rank: u32) -> Result<Rendezvous> {
     choose_rendezvous(args, plan, rank, &|_| None)
 }
 
 /// Master address and port of a job, as `rank` determines them. Those that the user or another
 /// launcher has set are kept, because all ranks of the job have them.
-pub fn rendezvous(args: &RankEnvArgs, plan: &JobPlan, rank: u32) -> Result<Rendezvous> {
+pub fn rendezvous(args: &RankEnvArgs, plan: &PlacedJob, rank: u32) -> Result<Rendezvous> {
     choose_rendezvous(args, plan, rank, &|name| foreign_value(plan, name))
 }
 
 fn choose_rendezvous(
     args: &RankEnvArgs,
-    plan: &JobPlan,
+    plan: &PlacedJob,
     rank: u32,
     set: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Rendezvous> {
@@ -305,7 +313,7 @@ fn choose_rendezvous(
 const TORCHRUN: &str = "set by torchrun, whose store already listens there";
 
 /// A master address that is set. Ranks on other nodes cannot reach a loopback address.
-fn check_address(plan: &JobPlan, address: String) -> Result<String> {
+fn check_address(plan: &PlacedJob, address: String) -> Result<String> {
     let loopback = address == "localhost"
         || address.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback());
     let nodes = plan.placement.nodes.len();
@@ -319,7 +327,7 @@ fn check_address(plan: &JobPlan, address: String) -> Result<String> {
 }
 
 /// Address of rank 0: loopback on a single node.
-fn master_address(plan: &JobPlan) -> Result<(String, String)> {
+fn master_address(plan: &PlacedJob) -> Result<(String, String)> {
     if plan.placement.nodes.len() == 1 {
         return Ok(loopback());
     }
@@ -373,7 +381,7 @@ fn with_suffix(host: &str, suffix: &str) -> String {
 
 /// A port that every rank derives independently from the job. Only rank 0 checks that it is free: to
 /// the other ranks of its node, rank 0 may already be listening.
-fn master_port(plan: &JobPlan, rank: u32) -> Result<(u16, String)> {
+fn master_port(plan: &PlacedJob, rank: u32) -> Result<(u16, String)> {
     let (job, source) = match &plan.allocation.job_id {
         Some(id) => {
             let cluster = plan.allocation.cluster.as_deref().unwrap_or_default();
@@ -402,7 +410,7 @@ fn master_port(plan: &JobPlan, rank: u32) -> Result<(u16, String)> {
 
 /// The launcher's identifier of this launch. Only the launcher's own variable is the same in all
 /// ranks: those that mpirun starts on another node of a Slurm job also have the step of its daemon.
-fn launch_id(plan: &JobPlan) -> Option<&str> {
+fn launch_id(plan: &PlacedJob) -> Option<&str> {
     let variable = match plan.allocation.launcher? {
         Launcher::Srun => "SLURM_STEP_ID",
         Launcher::OpenMpi | Launcher::Pmix => "PMIX_NAMESPACE",

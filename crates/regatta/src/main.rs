@@ -2,6 +2,7 @@
 
 mod cli;
 mod commands;
+mod discovery;
 #[cfg(test)]
 mod documented_commands;
 mod draw;
@@ -9,7 +10,6 @@ mod env;
 mod isolated;
 mod options;
 mod output;
-mod plan;
 mod plugins;
 mod sanitize;
 mod shell;

@@ -32,7 +32,7 @@ const LONG_PAUSE: Duration = Duration::from_secs(RANK_TIMEOUT + 1);
 const SHORT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Ranks and parallel layouts. All keys are set, because a run may resume with any other layout.
-const LAYOUTS: [ParallelLayout; 14] = [
+const LAYOUTS: [RunLayout; 14] = [
     (1, "tp=1 cp=1 pp=1 zero=0"),
     (2, "tp=1 cp=1 pp=1 zero=0"),
     (3, "tp=1 cp=1 pp=1 zero=0"),
@@ -50,7 +50,7 @@ const LAYOUTS: [ParallelLayout; 14] = [
 ];
 
 /// Number of ranks, and configuration keys.
-type ParallelLayout = (u32, &'static str);
+type RunLayout = (u32, &'static str);
 
 /// Steps of a run: it takes about as long as the longest delay before a fault.
 const STEPS: u64 = 300;
@@ -129,7 +129,7 @@ fn metrics_under_faults_are_identical_to_an_undisturbed_run() {
 }
 
 /// The metrics of an undisturbed run.
-fn reference(folder: &TempDir, (ranks, layout): ParallelLayout) -> RunMetrics {
+fn reference(folder: &TempDir, (ranks, layout): RunLayout) -> RunMetrics {
     let run = format!("reference-{ranks}-{}", layout.replace([' ', '='], "-"));
     tiny_run(folder, &run, &format!("{MODEL} train.steps={STEPS} {layout} -n {ranks}"))
 }
@@ -138,7 +138,7 @@ fn reference(folder: &TempDir, (ranks, layout): ParallelLayout) -> RunMetrics {
 fn run_with_faults(
     folder: &TempDir,
     random: &mut Random,
-    next_layout: impl Fn(&mut Random) -> ParallelLayout,
+    next_layout: impl Fn(&mut Random) -> RunLayout,
 ) {
     for _ in 0..random.within(1, 4) {
         let (ranks, layout) = next_layout(random);
@@ -229,7 +229,7 @@ fn check_exit(folder: &TempDir, fault: TrainFault, has_trained: bool, output: Co
 /// Resumes the run, or starts it if it has no checkpoint yet, with timeouts for a fault.
 fn start_or_resume(
     folder: &TempDir,
-    (ranks, layout): ParallelLayout,
+    (ranks, layout): RunLayout,
     fault: Option<TrainFault>,
 ) -> Process {
     let run = folder.join("run");

@@ -15,8 +15,8 @@ use regatta_device::reference::Reference;
 use regatta_kernels_cpu::Cpu;
 use regatta_predict::axis::Axis;
 use regatta_predict::cost::{CostOptions, MemoryBytes, RankCost, rank_cost};
+use regatta_predict::layout::{ParallelLayout, StateTiers};
 use regatta_predict::pipeline::Stage;
-use regatta_predict::plan::{ParallelPlan, StateTiers};
 use regatta_predict::rank_bytes::IoBytes;
 use regatta_predict::shape::ModelShape;
 use regatta_train::checkpoint::StateTensor;
@@ -30,7 +30,7 @@ const SEQ_LEN: usize = 8;
 /// A training run described by configuration keys.
 struct Case {
     shape: ModelShape,
-    plan: ParallelPlan,
+    plan: ParallelLayout,
     options: CostOptions,
     /// Directory of swap files.
     dir: TempDir,
@@ -58,14 +58,14 @@ impl Case {
     }
 
     fn sharding(&self) -> ShardingConfig {
-        let ParallelPlan { zero, offload: StateTiers { optimizer, params: parameters }, .. } =
+        let ParallelLayout { zero, offload: StateTiers { optimizer, params: parameters }, .. } =
             self.plan;
         let offload = OffloadTiers { optimizer, parameters, dir: self.dir.0.clone() };
         ShardingConfig { zero: ZeroStage::from_number(zero).unwrap(), offload }
     }
 
     fn engine(&self, comm: Arc<dyn Comm>) -> Engine {
-        let ParallelPlan { mesh, sequence_parallel, tiles, .. } = self.plan;
+        let ParallelLayout { mesh, sequence_parallel, tiles, .. } = self.plan;
         let groups = ProcessGroups::new(comm, mesh).unwrap();
         let device: Box<dyn Device> = match self.options.master_bytes {
             4 => Box::new(Cpu::new(1, Precision::F32)),

@@ -17,9 +17,9 @@ use regatta_device::precision::Precision;
 use regatta_kernels_cpu::Cpu;
 use regatta_kernels_cuda::fake::{FakeDevice, Probe};
 use regatta_predict::cost::{CostOptions, rank_cost};
+use regatta_predict::layout::{ParallelLayout, StateTiers};
 use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::Stage;
-use regatta_predict::plan::{ParallelPlan, StateTiers};
 use regatta_predict::shape::{Family, ModelShape};
 use regatta_predict::testing;
 use regatta_train::checkpoint::StateTensor;
@@ -194,7 +194,7 @@ fn memory_and_disk_traffic_are_those_of_the_cost_model() {
         for tiers in TIERS.into_iter().chain([(Tier::Device, Tier::Device)]) {
             let case = Case { tiers, ..Case::new(Family::Gpt2, precision) };
             let offload = StateTiers { optimizer: tiers.0, params: tiers.1 };
-            let plan = ParallelPlan { offload, ..plan };
+            let plan = ParallelLayout { offload, ..plan };
             let expected = rank_cost(&case.shape, &plan, options, 0).unwrap();
             let dir = TempDir::new();
             let (engine, probe) = case.single_rank(gpu(precision), &dir.0);

@@ -2,7 +2,7 @@
 
 use super::RankModel;
 use super::block_classes::BlockClass;
-use crate::plan::{StateTiers, Tier};
+use crate::layout::{StateTiers, Tier};
 use crate::rank_bytes::IoBytes;
 
 impl RankModel<'_> {

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::block_classes::BlockRole;
 use super::{MemoryBytes, RankModel, StateBytes};
+use crate::layout::{StateTiers, Tier};
 use crate::logit_chunks::LogitChunks;
 use crate::pipeline::{Action, Computation};
-use crate::plan::{StateTiers, Tier};
 
 /// Bytes of a token id.
 const TOKEN_BYTES: usize = 4;

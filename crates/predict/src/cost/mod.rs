@@ -18,9 +18,9 @@ use std::collections::HashMap;
 use block_classes::{BlockClass, BlockClasses};
 
 use crate::axis::Axis;
+use crate::layout::ParallelLayout;
 use crate::mesh::MeshCoord;
 use crate::pipeline::{Stage, StageError};
-use crate::plan::ParallelPlan;
 use crate::rank_bytes::IoBytes;
 use crate::shape::ModelShape;
 
@@ -212,7 +212,7 @@ pub struct RankCosts {
 /// The costs of all ranks. Replicas, of which there may be thousands, are computed once.
 pub fn rank_costs(
     shape: &ModelShape,
-    plan: &ParallelPlan,
+    plan: &ParallelLayout,
     options: CostOptions,
 ) -> Result<RankCosts, CostError> {
     check_size(shape, plan)?;
@@ -258,7 +258,7 @@ impl RankCosts {
 /// The cost of one rank.
 pub fn rank_cost(
     shape: &ModelShape,
-    plan: &ParallelPlan,
+    plan: &ParallelLayout,
     options: CostOptions,
     rank: usize,
 ) -> Result<RankCost, CostError> {
@@ -271,7 +271,7 @@ pub fn rank_cost(
     Ok(rank.with_local_blocks().cost())
 }
 
-fn stage(shape: &ModelShape, plan: &ParallelPlan, index: usize) -> Result<Stage, StageError> {
+fn stage(shape: &ModelShape, plan: &ParallelLayout, index: usize) -> Result<Stage, StageError> {
     match plan.mesh.pp {
         1 => Ok(Stage::single(shape)),
         _ => Stage::new(shape, plan.pipeline_size(), index),
@@ -279,7 +279,7 @@ fn stage(shape: &ModelShape, plan: &ParallelPlan, index: usize) -> Result<Stage,
 }
 
 /// Rejects sizes, mostly typing errors, whose byte counts would overflow.
-fn check_size(shape: &ModelShape, plan: &ParallelPlan) -> Result<(), CostError> {
+fn check_size(shape: &ModelShape, plan: &ParallelLayout) -> Result<(), CostError> {
     // An upper bound of the factors below: bytes, directions, passes and moments.
     const FACTOR: f64 = 128.0;
     let parameters = shape.num_params() as f64;
@@ -296,7 +296,7 @@ fn check_size(shape: &ModelShape, plan: &ParallelPlan) -> Result<(), CostError> 
 /// The cost model of one rank.
 struct RankModel<'a> {
     shape: &'a ModelShape,
-    plan: &'a ParallelPlan,
+    plan: &'a ParallelLayout,
     options: CostOptions,
     coord: MeshCoord,
     stage: &'a Stage,

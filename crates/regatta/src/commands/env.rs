@@ -8,7 +8,7 @@ use regatta_place::environment::EnvVar;
 use regatta_place::gpu_visibility::HIDDEN_GPUS;
 
 use crate::cli::{EnvArgs, FAINT};
-use crate::plan::{JobPlan, STAND_IN};
+use crate::discovery::{PlacedJob, STAND_IN};
 use crate::shell::{quote, quote_comment};
 use crate::{env, output};
 
@@ -34,7 +34,7 @@ pub fn stop_script() {
 
 /// Runs the command.
 pub fn run(args: &EnvArgs) -> Result<()> {
-    let plan = JobPlan::new(&args.source, &args.job)?;
+    let plan = PlacedJob::new(&args.source, &args.job)?;
     let this_rank = plan.allocation.this_rank.map(|me| me.rank);
     if this_rank.is_none() && args.rank.is_none() {
         check_rank_variables(|name| env::foreign_value(&plan, name)?.parse().ok())?;
@@ -68,7 +68,7 @@ pub fn run(args: &EnvArgs) -> Result<()> {
 
 /// Whether this process is a job's script, which starts the ranks but is none of them. The only rank
 /// of a job may be the script itself.
-fn is_job_script(plan: &JobPlan) -> bool {
+fn is_job_script(plan: &PlacedJob) -> bool {
     plan.allocation.scheduler != Scheduler::None && plan.placement.ranks > 1
 }
 

@@ -1,14 +1,14 @@
 //! Notes about keys that have no effect, or a different one, on these ranks. They are not errors because
 //! the same file may be used on other ranks. No I/O.
 
-use regatta_predict::plan::ParallelPlan;
+use regatta_predict::layout::ParallelLayout;
 
 use super::{Config, DeviceKind, ScheduleKind};
 use crate::offload::Tier;
 
 impl Config {
     /// Notes to print before the start.
-    pub fn notes(&self, plan: &ParallelPlan) -> Vec<String> {
+    pub fn notes(&self, plan: &ParallelLayout) -> Vec<String> {
         let (parallel, offload) = (&self.parallel, &self.offload);
         let is_unsharded = plan.mesh.shard == 1;
         let parameters_offloaded = plan.offload.params.is_offloaded();
@@ -60,7 +60,7 @@ impl Config {
     }
 
     /// Whether every pass of a step communicates, or waits for the disk.
-    fn communicates_in_passes(&self, plan: &ParallelPlan) -> bool {
+    fn communicates_in_passes(&self, plan: &ParallelLayout) -> bool {
         let mesh = &plan.mesh;
         let is_sharded = plan.zero >= 2 && mesh.shard > 1;
         let is_model_parallel = mesh.tp > 1 || mesh.cp > 1 || mesh.pp > 1;

@@ -8,7 +8,7 @@ use super::mesh::divisors;
 use super::value::{Quoting, RawValue};
 use super::{Config, KEYS};
 use regatta_model::units::pluralize;
-use regatta_predict::plan::ParallelPlan;
+use regatta_predict::layout::ParallelLayout;
 
 /// Candidates that are tried in each direction.
 const MAX_TRIED: usize = 64;
@@ -88,7 +88,7 @@ impl Change {
     }
 
     /// The plan after the change, if the configuration then fits.
-    fn plan(&self, config: &Config) -> Option<ParallelPlan> {
+    fn plan(&self, config: &Config) -> Option<ParallelLayout> {
         let mut config = config.clone();
         for (name, text) in &self.set {
             let key = KEYS.iter().find(|key| key.full_name() == *name)?;

@@ -7,9 +7,9 @@ use crate::lr_schedule::LrSchedule;
 use regatta_device::ops::{Fp8, GPU_MAX_LOGITS};
 use regatta_device::precision::Precision;
 use regatta_predict::cost::{CostOptions, MemoryBytes};
+use regatta_predict::layout::{ParallelLayout, StateTiers};
 use regatta_predict::memory_check::{HostNeed, MemoryNeed};
 use regatta_predict::mesh::Mesh;
-use regatta_predict::plan::{ParallelPlan, StateTiers};
 use regatta_predict::shape::{Family, ModelShape};
 
 impl Config {
@@ -53,7 +53,7 @@ impl Config {
     }
 
     /// The parallel plan for a number of ranks.
-    pub fn validate(&self, ranks: usize) -> Result<ParallelPlan> {
+    pub fn validate(&self, ranks: usize) -> Result<ParallelLayout> {
         self.plan(ranks).map_err(|error| ConfigError::Inconsistent(error.message(self, ranks)))
     }
 
@@ -62,7 +62,7 @@ impl Config {
         &self,
         ranks: usize,
         vocab_size: usize,
-    ) -> Result<(ParallelPlan, ModelShape)> {
+    ) -> Result<(ParallelLayout, ModelShape)> {
         let shape = self.shape(vocab_size)?;
         let mut known = self.clone();
         known.model.vocab_size = shape.vocab_size;
@@ -70,12 +70,12 @@ impl Config {
     }
 
     /// As [`Config::validate`], but without evaluating suggestions.
-    pub(super) fn plan(&self, ranks: usize) -> Result<ParallelPlan, Infeasible> {
+    pub(super) fn plan(&self, ranks: usize) -> Result<ParallelLayout, Infeasible> {
         self.check_lr_schedule()?;
         let mesh = self.mesh(ranks)?;
         let replica_batch = self.replica_batch(&mesh)?;
         let micro_batch = self.micro_batch(replica_batch, &mesh)?;
-        Ok(ParallelPlan {
+        Ok(ParallelLayout {
             mesh,
             zero: self.parallel.zero,
             sequence_parallel: self.sequence_parallel(&mesh)?,
@@ -131,17 +131,17 @@ impl Config {
     }
 
     /// The memory that a rank on CPUs needs, including the copy that a background checkpoint writes.
-    pub fn memory_need(&self, plan: &ParallelPlan, memory: &MemoryBytes) -> MemoryNeed {
+    pub fn memory_need(&self, plan: &ParallelLayout, memory: &MemoryBytes) -> MemoryNeed {
         MemoryNeed::new(memory).with_checkpoint(self.checkpoint_copy(plan, memory))
     }
 
     /// The host memory that a rank with a GPU needs.
-    pub fn host_need(&self, plan: &ParallelPlan, memory: &MemoryBytes) -> HostNeed {
+    pub fn host_need(&self, plan: &ParallelLayout, memory: &MemoryBytes) -> HostNeed {
         HostNeed { pinned: memory.pinned, checkpoint: self.checkpoint_copy(plan, memory) }
     }
 
     /// Bytes of the copy that a background checkpoint writes, if there is one.
-    fn checkpoint_copy(&self, plan: &ParallelPlan, memory: &MemoryBytes) -> u64 {
+    fn checkpoint_copy(&self, plan: &ParallelLayout, memory: &MemoryBytes) -> u64 {
         match self.saves_in_background() {
             true => MemoryNeed::checkpoint_copy(plan, memory),
             false => 0,

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 
 pub use blocks::OffloadedBlocks;
 pub use error::{OffloadError, Result};
-pub use regatta_predict::plan::Tier;
+pub use regatta_predict::layout::Tier;
 pub use swap_file::{PendingIo, SwapFile};
 
 use regatta_comm::MemorySpace;

@@ -44,7 +44,7 @@ use crate::step::{self, Engine, MicroBatch, OptimizerStep, StepError};
 use regatta_device::ops::{Device, SCALAR_DTYPE};
 use regatta_device::optimizer::{AdamW, Sgd};
 use regatta_device::tensor::View;
-use regatta_predict::plan::ParallelPlan;
+use regatta_predict::layout::ParallelLayout;
 
 /// The tokenizer file, next to the checkpoints.
 pub const TOKENIZER: &str = "tokenizer.json";
@@ -101,7 +101,7 @@ pub fn run(
 /// The state of a rank's training loop.
 struct TrainingLoop {
     config: Config,
-    plan: ParallelPlan,
+    plan: ParallelLayout,
     schedule: LrSchedule,
     comm: Arc<dyn Comm>,
     engine: Engine,
@@ -252,7 +252,7 @@ impl TrainingLoop {
         // Ranks of the same replica read the same sequences.
         let [replica, replicas] =
             [self.engine.groups.coord.dp, self.plan.mesh.dp].map(|n| n as u64);
-        let ParallelPlan { batch, micro_batch, micro_batches, .. } = self.plan;
+        let ParallelLayout { batch, micro_batch, micro_batches, .. } = self.plan;
         let [batch, each, passes] = [batch, micro_batch, micro_batches].map(|n| n as u64);
         // Counters in sequences, because the batch size may have changed on resume.
         let (done, seen) = (self.done, self.tokens / context);

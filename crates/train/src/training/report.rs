@@ -11,7 +11,7 @@ use crate::metrics::{
 };
 use crate::run_clock;
 use regatta_comm::MemorySpace;
-use regatta_predict::plan::ParallelPlan;
+use regatta_predict::layout::ParallelLayout;
 use regatta_predict::shape::ModelShape;
 
 /// Fraction of the GEMM throughput that training is expected to reach. Attention, norms, the optimizer and
@@ -21,7 +21,7 @@ const EXPECTED_GEMM_FRACTION: f64 = 0.5;
 /// Model, data and ranks of a run.
 pub fn run_info(
     setup: &TrainingSetup,
-    plan: &ParallelPlan,
+    plan: &ParallelLayout,
     shape: &ModelShape,
     done: u64,
 ) -> RunInfo {

@@ -4,7 +4,7 @@
 use regatta_device::ops::Device;
 use regatta_model::units::format_memory;
 use regatta_predict::cost::MemoryBytes;
-use regatta_predict::plan::ParallelPlan;
+use regatta_predict::layout::ParallelLayout;
 
 use super::error::Result;
 use crate::model::Model;
@@ -36,7 +36,7 @@ pub(super) fn reserve(
 }
 
 /// An upper bound of the tensors of a rank at a time: each is padded.
-pub(super) fn max_tensors(model: &Model, plan: &ParallelPlan) -> usize {
+pub(super) fn max_tensors(model: &Model, plan: &ParallelLayout) -> usize {
     let in_flight = if plan.mesh.pp == 1 { 1 } else { plan.micro_batches };
     let saved = TENSORS_PER_LAYER.saturating_mul(model.shape.num_layers).saturating_mul(in_flight);
     (TENSORS_PER_BLOCK * model.blocks.len()).saturating_add(saved).saturating_add(OTHER_TENSORS)

@@ -25,9 +25,9 @@ use crate::run_paths;
 use crate::state::{ParamInit, ShardingConfig};
 use crate::step::{DeviceModel, Engine};
 use regatta_predict::cost::rank_cost;
+use regatta_predict::layout::ParallelLayout;
 use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::{Stage, StageError};
-use regatta_predict::plan::ParallelPlan;
 use regatta_predict::shape::ModelShape;
 
 /// Directory of offloaded state in the run folder.
@@ -135,7 +135,7 @@ impl TrainingLoop {
     /// With initial parameters, and without checkpoints and validation.
     pub(super) fn new(
         setup: TrainingSetup,
-        plan: ParallelPlan,
+        plan: ParallelLayout,
         shape: ModelShape,
         info: &metrics::RunInfo,
         init: ParamInit,
@@ -189,13 +189,13 @@ impl TrainingLoop {
 }
 
 /// The parallel plan and the model shape.
-pub(super) fn plan(setup: &TrainingSetup) -> Result<(ParallelPlan, ModelShape)> {
+pub(super) fn plan(setup: &TrainingSetup) -> Result<(ParallelLayout, ModelShape)> {
     let (ranks, vocabulary) = (setup.comm.size() as usize, setup.dataset.tokenizer.vocab_size());
     Ok(setup.config.validate_with_vocab(ranks, vocabulary)?)
 }
 
 /// This rank's pipeline stage.
-fn stage(plan: &ParallelPlan, shape: &ModelShape, groups: &ProcessGroups) -> Result<Stage> {
+fn stage(plan: &ParallelLayout, shape: &ModelShape, groups: &ProcessGroups) -> Result<Stage> {
     if plan.mesh.pp == 1 {
         return Ok(Stage::single(shape));
     }
@@ -204,7 +204,7 @@ fn stage(plan: &ParallelPlan, shape: &ModelShape, groups: &ProcessGroups) -> Res
 }
 
 /// ZeRO stage and offloading.
-fn sharding_config(config: &Config, plan: &ParallelPlan, run: &Path) -> ShardingConfig {
+fn sharding_config(config: &Config, plan: &ParallelLayout, run: &Path) -> ShardingConfig {
     let config::Offload { optimizer, parameters, dir } = &config.offload;
     let dir = match dir.as_str() {
         "" => run.join(OFFLOADED),

@@ -16,8 +16,8 @@ use super::backend::{self, Connection};
 use super::child_run;
 use super::options::{BenchOptions, Workload};
 use crate::commands::rank_worker::RankContext;
+use crate::discovery::Discovery;
 use crate::options::SourceArgs;
-use crate::plan::Discovery;
 
 /// Collects the metadata of a run.
 pub fn collect(

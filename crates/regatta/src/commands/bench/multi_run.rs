@@ -19,9 +19,9 @@ use super::{files, parent, plot, tune_nccl};
 use crate::cli::HEADING;
 use crate::commands::child_process;
 use crate::commands::launch::{new_run_id, run_dir_or_new};
+use crate::discovery::Discovery;
 use crate::options::SourceArgs;
 use crate::output;
-use crate::plan::Discovery;
 
 /// Lock file in the folder of a sweep or scan, locked during the runs.
 pub const LOCK_FILE: &str = "bench.lock";

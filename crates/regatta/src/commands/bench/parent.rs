@@ -18,8 +18,8 @@ use crate::commands::reporter_output::ReporterOutput;
 use crate::commands::self_launch::{
     LaunchRequest, has_rank_count, local_rank_count, note_oversubscription, set_request,
 };
+use crate::discovery::Discovery;
 use crate::isolated;
-use crate::plan::Discovery;
 
 /// Launches the ranks.
 pub fn run(command: &BenchCommand, options: &BenchOptions<'_>) -> Result<ExitCode> {

@@ -11,7 +11,7 @@ use super::nodes::Tests;
 use super::observer::DoctorObserver;
 use crate::cli::LaunchArgs;
 use crate::commands::launch::{self, new_run_id, run_dir_or_new};
-use crate::plan::Discovery;
+use crate::discovery::Discovery;
 
 /// Restarts after the loss of a node, without it.
 const MAX_RESTARTS: u32 = 3;

@@ -18,11 +18,11 @@ use regatta_wire::secret::Secret;
 use super::nodes::Tests;
 use super::rank::{DoctorTask, NodeReport};
 use crate::cli::{FAINT, LaunchArgs};
-use crate::commands::launch::{LaunchPlan, QueuedStreams, RankObserver};
+use crate::commands::launch::{AttemptSpec, QueuedStreams, RankObserver};
 use crate::commands::rank_worker::{self, RankRequest, RankTask};
 use crate::commands::reporter_output::ReporterOutput;
 use crate::commands::self_launch;
-use crate::plan::Discovery;
+use crate::discovery::Discovery;
 
 /// Ports that a node tries to listen on.
 const PORTS: usize = 8;
@@ -134,7 +134,7 @@ impl RankObserver for DoctorObserver {
         self.output.streams()
     }
 
-    fn rank_input(&mut self, plan: &LaunchPlan) -> Result<Option<Arc<[u8]>>> {
+    fn rank_input(&mut self, plan: &AttemptSpec) -> Result<Option<Arc<[u8]>>> {
         let placed = &plan.job.placement.nodes;
         let text = format!("checking {}", pluralize(placed.len(), "node"));
         self.output.eprint(&format!("{FAINT}{text}{FAINT:#}\n"));

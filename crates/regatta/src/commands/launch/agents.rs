@@ -19,11 +19,11 @@ use regatta_place::environment::Rendezvous;
 use regatta_place::rendezvous;
 
 use super::LaunchTarget;
-use super::rank_specs::{Attempt, LaunchPlan, setting};
+use super::rank_specs::{Attempt, AttemptSpec, setting};
 use super::start_agents::{self, ConnectedAgents};
 use crate::cli::LaunchArgs;
+use crate::discovery::{Discovery, PlacedJob};
 use crate::env;
-use crate::plan::{Discovery, JobPlan};
 
 /// Time that the launchers of the agents get to exit.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -83,7 +83,7 @@ impl<'a> AgentTarget<'a> {
     }
 
     /// Places the job on the active nodes.
-    fn place(&mut self) -> Result<JobPlan> {
+    fn place(&mut self) -> Result<PlacedJob> {
         let mut discovery = self.discovery.clone();
         let (all, active) = (&self.discovery.allocation.nodes, self.agents.node_pool.active());
         discovery.allocation.nodes = active.iter().filter_map(|&n| all.get(n).cloned()).collect();
@@ -99,7 +99,7 @@ impl<'a> AgentTarget<'a> {
     }
 
     /// Master address and port: rank 0's node, with the port that its agent has reserved.
-    fn rendezvous(&self, plan: &JobPlan) -> Result<Rendezvous> {
+    fn rendezvous(&self, plan: &PlacedJob) -> Result<Rendezvous> {
         let Some((_, placed, _)) = plan.placement.find_rank(0) else {
             bail!("the job has no rank 0")
         };
@@ -124,7 +124,7 @@ impl<'a> AgentTarget<'a> {
     }
 
     /// The ranks of each node.
-    fn node_launches(&self, plan: &LaunchPlan, attempt: u32) -> Result<Vec<(u32, NodeLaunch)>> {
+    fn node_launches(&self, plan: &AttemptSpec, attempt: u32) -> Result<Vec<(u32, NodeLaunch)>> {
         let environment = plan.environment();
         let common: Vec<EnvSetting> = environment.common.iter().map(|&v| setting(v)).collect();
         let cwd = match &self.args.rank_dir {
@@ -198,13 +198,13 @@ fn removed_prefixes(launcher: AgentLauncher) -> Vec<String> {
 }
 
 impl LaunchTarget for AgentTarget<'_> {
-    fn plan(&mut self, attempt: u32) -> Result<LaunchPlan> {
+    fn plan(&mut self, attempt: u32) -> Result<AttemptSpec> {
         let plan = self.place()?;
         let rendezvous = self.rendezvous(&plan)?;
-        LaunchPlan::new(self.args, plan, &rendezvous, Attempt { run: &self.run, number: attempt })
+        AttemptSpec::new(self.args, plan, &rendezvous, Attempt { run: &self.run, number: attempt })
     }
 
-    fn start(&mut self, plan: &LaunchPlan, attempt: u32) -> Result<&mut dyn WorkerGroup> {
+    fn start(&mut self, plan: &AttemptSpec, attempt: u32) -> Result<&mut dyn WorkerGroup> {
         let launches = self.node_launches(plan, attempt)?;
         self.agents.coordinator.start(attempt, launches);
         Ok(&mut self.agents.coordinator)

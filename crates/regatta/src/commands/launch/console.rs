@@ -14,7 +14,7 @@ use regatta_model::result::RunResult;
 use regatta_model::units::pluralize;
 
 use super::line_writer::{LineWriter, QueuedStreams};
-use super::rank_specs::LaunchPlan;
+use super::rank_specs::AttemptSpec;
 use super::{Observer, report};
 use crate::cli::{FAINT, LaunchArgs};
 use crate::draw::text::format_ranges;
@@ -134,7 +134,7 @@ impl<'a> Console<'a> {
     /// Lets the observer set the input of the ranks.
     pub fn prepare(
         &mut self,
-        plan: &mut LaunchPlan,
+        plan: &mut AttemptSpec,
         excluded: Vec<(String, String)>,
     ) -> Result<()> {
         let Some(observer) = &mut self.observer else { return Ok(()) };

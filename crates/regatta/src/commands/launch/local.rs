@@ -17,11 +17,11 @@ use regatta_place::rendezvous::fallback_ports;
 use regatta_wire::secret::Secret;
 
 use super::LaunchTarget;
-use super::rank_specs::{Attempt, LaunchPlan};
+use super::rank_specs::{Attempt, AttemptSpec};
 use crate::cli::LaunchArgs;
+use crate::discovery::Discovery;
 use crate::env;
 use crate::output;
-use crate::plan::Discovery;
 
 /// This node.
 pub struct LocalTarget<'a> {
@@ -67,7 +67,7 @@ impl<'a> LocalTarget<'a> {
 }
 
 impl LaunchTarget for LocalTarget<'_> {
-    fn plan(&mut self, attempt: u32) -> Result<LaunchPlan> {
+    fn plan(&mut self, attempt: u32) -> Result<AttemptSpec> {
         let plan = self.discovery.clone().plan(&self.args.source, &self.args.job)?;
         // Only for rank 0 a free port is required, and it is reserved below.
         let mut rendezvous = env::planned_rendezvous(&self.args.rank_env, &plan, 1)?;
@@ -79,10 +79,10 @@ impl LaunchTarget for LocalTarget<'_> {
             rendezvous.port_why = "free on this node when the job started".to_owned();
             self.port = Some(port);
         }
-        LaunchPlan::new(self.args, plan, &rendezvous, Attempt { run: &self.run, number: attempt })
+        AttemptSpec::new(self.args, plan, &rendezvous, Attempt { run: &self.run, number: attempt })
     }
 
-    fn start(&mut self, plan: &LaunchPlan, attempt: u32) -> Result<&mut dyn WorkerGroup> {
+    fn start(&mut self, plan: &AttemptSpec, attempt: u32) -> Result<&mut dyn WorkerGroup> {
         let mut specs: Vec<_> = plan.ranks.iter().map(|r| r.spec.clone()).collect();
         self.share_secret(&mut specs)?;
         // Ranks of `regatta train` and `regatta bench` have no code caches.

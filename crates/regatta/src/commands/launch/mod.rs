@@ -34,13 +34,13 @@ use regatta_model::units::pluralize;
 
 use crate::cli::LaunchArgs;
 use crate::commands::rank_worker;
+use crate::discovery::{Discovery, NO_SYSFS};
 use crate::output;
-use crate::plan::{Discovery, NO_SYSFS};
 use console::Console;
 pub use line_writer::{QueuedOutput, QueuedStreams};
 use nccl_plugins::NcclPlugins;
 use net_check::{CheckedWorkers, NetCheck};
-pub use rank_specs::LaunchPlan;
+pub use rank_specs::AttemptSpec;
 pub use start_agents::Interrupted;
 
 /// Interval of signal checks before a restart.
@@ -49,10 +49,10 @@ const RESTART_POLL: Duration = Duration::from_millis(50);
 /// Where ranks run: on this node, or on nodes with agents.
 trait LaunchTarget {
     /// Plans an attempt, counted from 0.
-    fn plan(&mut self, attempt: u32) -> Result<LaunchPlan>;
+    fn plan(&mut self, attempt: u32) -> Result<AttemptSpec>;
 
     /// Starts the ranks.
-    fn start(&mut self, plan: &LaunchPlan, attempt: u32) -> Result<&mut dyn WorkerGroup>;
+    fn start(&mut self, plan: &AttemptSpec, attempt: u32) -> Result<&mut dyn WorkerGroup>;
 
     /// Decides on which nodes the job can be restarted.
     fn restart_decision(&mut self, outcome: &AttemptOutcome) -> PoolUpdate;
@@ -97,7 +97,7 @@ pub trait RankObserver {
     fn output(&self) -> Option<QueuedStreams>;
 
     /// The input of the ranks for this plan; `None`: that of the options.
-    fn rank_input(&mut self, _: &LaunchPlan) -> Result<Option<Arc<[u8]>>> {
+    fn rank_input(&mut self, _: &AttemptSpec) -> Result<Option<Arc<[u8]>>> {
         Ok(None)
     }
 
@@ -418,11 +418,11 @@ mod tests {
     struct FakeTarget(Vec<usize>);
 
     impl LaunchTarget for FakeTarget {
-        fn plan(&mut self, _: u32) -> Result<LaunchPlan> {
+        fn plan(&mut self, _: u32) -> Result<AttemptSpec> {
             bail!("not planned")
         }
 
-        fn start(&mut self, _: &LaunchPlan, _: u32) -> Result<&mut dyn WorkerGroup> {
+        fn start(&mut self, _: &AttemptSpec, _: u32) -> Result<&mut dyn WorkerGroup> {
             bail!("not started")
         }
 

@@ -11,7 +11,7 @@ use regatta_launch::run_folder::RunFolder;
 use regatta_nccl_tuning::table::MAX_BYTES;
 use regatta_nccl_tuning::{Communicator, Table};
 
-use super::rank_specs::{LaunchPlan, env_var};
+use super::rank_specs::{AttemptSpec, env_var};
 use crate::cli::LaunchArgs;
 use crate::options::NetPlugin;
 use crate::{output, plugins};
@@ -59,7 +59,7 @@ impl NcclPlugins {
     }
 
     /// Sets the variables of all ranks, for a folder of plug-ins.
-    pub fn set_variables(&self, plan: &mut LaunchPlan, folder: &Path) -> Result<()> {
+    pub fn set_variables(&self, plan: &mut AttemptSpec, folder: &Path) -> Result<()> {
         for (file, option) in self.files(folder)? {
             set_for_all_ranks(plan, &file, option)?;
             plan.files.push(file);
@@ -71,7 +71,7 @@ impl NcclPlugins {
     }
 
     /// Writes the plug-ins to the run folder and sets the variables of all ranks.
-    pub fn prepare(&mut self, plan: &mut LaunchPlan, folder: &RunFolder) -> Result<()> {
+    pub fn prepare(&mut self, plan: &mut AttemptSpec, folder: &RunFolder) -> Result<()> {
         if self.tuning.is_none() && self.net.is_none() {
             return Ok(());
         }
@@ -91,7 +91,7 @@ impl NcclPlugins {
     }
 
     /// Notes, once, that the table has no rows for a communicator of all ranks.
-    pub fn note_missing_rows(&mut self, plan: &LaunchPlan) {
+    pub fn note_missing_rows(&mut self, plan: &AttemptSpec) {
         let Some(tuning) = &self.tuning else { return };
         let nodes = plan.job.placement.nodes.iter().filter(|node| !node.ranks.is_empty());
         let job = Communicator { ranks: plan.ranks.len() as u32, nodes: nodes.count() as u32 };
@@ -210,7 +210,7 @@ pub fn absolute_path(path: &Path) -> Result<PathBuf> {
 
 /// Sets the variable of a file on all ranks, in place of the site's value. A value of the user that
 /// contradicts the option is an error: one of them would be ignored.
-fn set_for_all_ranks(plan: &mut LaunchPlan, file: &RankFile, option: &str) -> Result<()> {
+fn set_for_all_ranks(plan: &mut AttemptSpec, file: &RankFile, option: &str) -> Result<()> {
     let RankFile { variable, path, .. } = file;
     check_user_value(variable, plan.job.env.get(variable), path, option)?;
     let why = format!("all ranks load the same ({option})");
@@ -232,7 +232,7 @@ fn check_user_value(name: &str, user: Option<&str>, value: &str, option: &str) -
 
 /// `NCCL_NET` of the site names the network of another plug-in, so that the job ends without it. NCCL
 /// would not find that name: our plug-in is required in its place. The user's own is an error.
-fn replace_network_name(plan: &mut LaunchPlan) -> Result<()> {
+fn replace_network_name(plan: &mut AttemptSpec) -> Result<()> {
     check_network_name(plan.job.env.get(NETWORK_VARIABLE))?;
     let user_requires = plan.job.env.get(REQUIRE_VARIABLE).is_some();
     for rank in &mut plan.ranks {

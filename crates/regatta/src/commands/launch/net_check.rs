@@ -18,7 +18,7 @@ use regatta_model::result::RunResult;
 use regatta_observe::net_log::report::{Level, report};
 use regatta_observe::net_log::{NetLog, NetReport, Requirement, SourceId};
 
-use super::rank_specs::{LaunchPlan, env_var};
+use super::rank_specs::{AttemptSpec, env_var};
 use super::status_watch::StatusWatch;
 use crate::cli::{FAINT, LaunchArgs};
 use crate::commands::net_log::{self, failed_requirement, render};
@@ -109,7 +109,7 @@ pub fn is_requested(args: &LaunchArgs) -> bool {
 /// Sets the variables of all ranks, whose logs go to a folder; returns whether the network is checked.
 pub fn set_variables(
     args: &LaunchArgs,
-    plan: &mut LaunchPlan,
+    plan: &mut AttemptSpec,
     logs: &str,
     attempt: u32,
 ) -> Result<bool> {
@@ -142,7 +142,7 @@ impl NetCheck {
     /// Sets the variables of all ranks and starts to read their logs; `None` if nothing is checked.
     pub fn prepare(
         args: &LaunchArgs,
-        plan: &mut LaunchPlan,
+        plan: &mut AttemptSpec,
         folder: &RunFolder,
         attempt: u32,
     ) -> Result<Option<Self>> {

@@ -11,8 +11,8 @@ use super::{node_pool, report};
 use crate::cli::LaunchArgs;
 use crate::commands::doctor;
 use crate::commands::doctor::nodes::{Tests, examine};
+use crate::discovery::Discovery;
 use crate::output;
-use crate::plan::Discovery;
 
 /// Checks all nodes of the job, spares included. On return the job consists of good nodes only.
 pub fn run(args: &mut LaunchArgs, discovery: &mut Discovery) -> Result<()> {

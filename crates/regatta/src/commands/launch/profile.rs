@@ -13,7 +13,7 @@ use regatta_launch::run_folder::RunFolder;
 use regatta_model::result::{RunResult, StalledOperation};
 use regatta_observe::comms_status::{Finding, Role};
 
-use super::rank_specs::{LaunchPlan, env_var};
+use super::rank_specs::{AttemptSpec, env_var};
 use super::status_watch::StatusWatch;
 use crate::cli::{FAINT, LaunchArgs};
 use crate::options::LEVELS;
@@ -34,7 +34,7 @@ pub fn level_name(level: Level) -> &'static str {
 }
 
 /// Sets the variables of all ranks, for a folder of event files that has the plug-in, too.
-pub fn set_variables(args: &LaunchArgs, plan: &mut LaunchPlan, folder: PathBuf) -> Result<()> {
+pub fn set_variables(args: &LaunchArgs, plan: &mut AttemptSpec, folder: PathBuf) -> Result<()> {
     let Some(level) = args.profile.level else { return Ok(()) };
     let library = folder.join(plugins::PROFILER.name);
     let [Some(folder), Some(library)] = [folder.to_str(), library.to_str()] else {
@@ -69,7 +69,7 @@ fn check_user_value(name: &str, user: Option<&str>, value: &str) -> Result<()> {
 /// status; `None` without the option.
 pub fn prepare(
     args: &LaunchArgs,
-    plan: &mut LaunchPlan,
+    plan: &mut AttemptSpec,
     folder: &RunFolder,
 ) -> Result<Option<StatusWatch>> {
     if args.profile.level.is_none() {

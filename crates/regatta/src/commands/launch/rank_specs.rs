@@ -17,14 +17,14 @@ use regatta_place::environment::{EnvVar, Rendezvous};
 use serde::Serialize;
 
 use crate::cli::LaunchArgs;
+use crate::discovery::PlacedJob;
 use crate::env;
-use crate::plan::JobPlan;
 
 /// One attempt to run a job.
-pub struct LaunchPlan {
-    pub job: JobPlan,
+pub struct AttemptSpec {
+    pub job: PlacedJob,
     /// Indexed by rank.
-    pub ranks: Vec<RankPlan>,
+    pub ranks: Vec<AttemptRank>,
     /// Files that all ranks must find.
     pub files: Vec<RankFile>,
     /// Node-local directory of the ranks' code caches.
@@ -39,13 +39,13 @@ pub struct Attempt<'a> {
 }
 
 /// A rank, with the reasons for its environment.
-pub struct RankPlan {
+pub struct AttemptRank {
     pub spec: RankSpec,
     pub variables: Vec<EnvVar>,
     pub host: String,
 }
 
-impl RankPlan {
+impl AttemptRank {
     /// Adds a variable to the rank's environment.
     pub fn add_variable(&mut self, variable: EnvVar) {
         self.spec.env.push(setting(&variable));
@@ -69,11 +69,11 @@ pub fn env_var(variable: &str, value: impl ToString, why: &str) -> EnvVar {
     EnvVar { variable: variable.to_owned(), value: Some(value.to_string()), why: why.to_owned() }
 }
 
-impl LaunchPlan {
+impl AttemptSpec {
     /// Plans all ranks of an attempt.
     pub fn new(
         args: &LaunchArgs,
-        job: JobPlan,
+        job: PlacedJob,
         rendezvous: &Rendezvous,
         attempt: Attempt<'_>,
     ) -> Result<Self> {
@@ -157,7 +157,7 @@ fn check_ranks(args: &LaunchArgs, ranks: u32) -> Result<()> {
 }
 
 /// The rank that another launcher started as this process.
-pub fn adopted_rank(args: &LaunchArgs, plan: &JobPlan, rank: u32) -> Result<RankSpec> {
+pub fn adopted_rank(args: &LaunchArgs, plan: &PlacedJob, rank: u32) -> Result<RankSpec> {
     let rendezvous = env::rendezvous(&args.rank_env, plan, rank)?;
     let mut variables = env::rank_env(plan, &args.rank_env, &rendezvous, rank)?;
     env::check_identity(plan, &variables)?;
@@ -167,11 +167,11 @@ pub fn adopted_rank(args: &LaunchArgs, plan: &JobPlan, rank: u32) -> Result<Rank
 
 fn rank_plan(
     args: &LaunchArgs,
-    plan: &JobPlan,
+    plan: &PlacedJob,
     wrap: Option<&Wrap>,
     rank: u32,
     variables: Vec<EnvVar>,
-) -> Result<RankPlan> {
+) -> Result<AttemptRank> {
     let Some((_, node, placed)) = plan.placement.find_rank(rank) else {
         let ranks = pluralize(plan.placement.ranks as usize, "rank");
         bail!("rank {rank} is out of range: the plan has {ranks}");
@@ -190,7 +190,7 @@ fn rank_plan(
         binding: Binding::new(&placed.cpus, &placed.memory),
         input: args.rank_input.clone(),
     };
-    Ok(RankPlan { spec, variables, host: node.host.clone() })
+    Ok(AttemptRank { spec, variables, host: node.host.clone() })
 }
 
 fn wrap(args: &LaunchArgs) -> Result<Option<Wrap>> {
@@ -200,7 +200,7 @@ fn wrap(args: &LaunchArgs) -> Result<Option<Wrap>> {
 
 /// Corrects Slurm's task variables, which ranks would otherwise inherit from the batch script or the
 /// agent: each of these is a single task to Slurm.
-fn slurm_env(plan: &JobPlan, tasks_per_node: &str, rank: u32) -> Vec<EnvVar> {
+fn slurm_env(plan: &PlacedJob, tasks_per_node: &str, rank: u32) -> Vec<EnvVar> {
     let Some((node, placed, own)) = plan.placement.find_rank(rank) else { return Vec::new() };
     let ranks = plan.placement.ranks.to_string();
     let hosts: Vec<&str> = plan.placement.nodes.iter().map(|n| n.host.as_str()).collect();

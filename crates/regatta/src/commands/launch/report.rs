@@ -11,7 +11,7 @@ use regatta_model::result::{RunResult, StalledOperation};
 use regatta_model::units::pluralize;
 use regatta_model::{CpuSet, MemoryPolicy, document, hostlist};
 
-use super::rank_specs::LaunchPlan;
+use super::rank_specs::AttemptSpec;
 use crate::cli::{ERROR, FAINT, HEADING, WARNING};
 use crate::output::{self, Stream};
 use crate::shell::{quote, quote_words};
@@ -20,7 +20,7 @@ use crate::shell::{quote, quote_words};
 const MAX_CAUSES: usize = 8;
 
 /// Writes machine, placement and environment to the run folder.
-pub fn write_plan(folder: &RunFolder, launch: &LaunchPlan) -> Result<()> {
+pub fn write_plan(folder: &RunFolder, launch: &AttemptSpec) -> Result<()> {
     let plan = &launch.job;
     folder.write("machine.json", &document::to_json(&plan.machines[0])?)?;
     for (i, machine) in plan.machines.iter().enumerate().skip(1) {
@@ -32,7 +32,7 @@ pub fn write_plan(folder: &RunFolder, launch: &LaunchPlan) -> Result<()> {
 }
 
 /// Command, binding and environment of each rank, for `--dry-run`.
-pub fn describe(plan: &LaunchPlan) -> String {
+pub fn describe(plan: &AttemptSpec) -> String {
     let mut text = String::new();
     for rank in &plan.ranks {
         let Some((_, node, placed)) = plan.job.placement.find_rank(rank.spec.rank) else {
@@ -63,7 +63,7 @@ fn memory_policy(policy: &MemoryPolicy) -> String {
 }
 
 /// Prints what is being launched.
-pub fn print_start(plan: &LaunchPlan, folder: &RunFolder) {
+pub fn print_start(plan: &AttemptSpec, folder: &RunFolder) {
     let nodes = &plan.job.placement.nodes;
     let hosts: Vec<&str> = nodes.iter().map(|node| node.host.as_str()).collect();
     let ranks = pluralize(plan.ranks.len(), "rank");

@@ -30,7 +30,7 @@ use regatta_wire::secret::Secret;
 
 use super::report;
 use crate::cli::{FAINT, LaunchArgs};
-use crate::plan::Discovery;
+use crate::discovery::Discovery;
 use crate::shell::quote_words;
 use crate::{env, output, system};
 

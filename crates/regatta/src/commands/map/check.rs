@@ -11,8 +11,8 @@ use regatta_place::gpu_visibility;
 use serde::Serialize;
 
 use crate::cli::{ERROR, FAINT, GOOD, MapArgs};
+use crate::discovery::PlacedJob;
 use crate::output;
-use crate::plan::JobPlan;
 use crate::system;
 
 #[derive(Serialize)]
@@ -26,7 +26,7 @@ struct CheckReport {
 }
 
 /// Prints the differences; exits with failure if there are any.
-pub fn run(args: &MapArgs, plan: &JobPlan) -> Result<ExitCode> {
+pub fn run(args: &MapArgs, plan: &PlacedJob) -> Result<ExitCode> {
     let host = host_name();
     let me = plan.allocation.this_rank;
     let rank = me.map_or_else(|| rank_of_variables(plan), |me| Ok(me.rank))?;
@@ -52,7 +52,7 @@ pub fn run(args: &MapArgs, plan: &JobPlan) -> Result<ExitCode> {
 
 /// The rank by RANK and WORLD_SIZE, if no known launcher set them; 0 without them. The plan does not
 /// depend on them, so their size must be the planned one.
-fn rank_of_variables(plan: &JobPlan) -> Result<u32> {
+fn rank_of_variables(plan: &PlacedJob) -> Result<u32> {
     let number = |name: &str| plan.env.get(name).and_then(|text| text.parse::<u32>().ok());
     let (Some(rank), Some(size)) = (number("RANK"), number("WORLD_SIZE")) else { return Ok(0) };
     let planned = plan.placement.ranks;
@@ -66,7 +66,7 @@ fn rank_of_variables(plan: &JobPlan) -> Result<u32> {
 }
 
 /// The actual binding of this process, independent of the machine that the plan is for.
-fn actual(machine: &Machine, plan: &JobPlan) -> ActualBinding {
+fn actual(machine: &Machine, plan: &PlacedJob) -> ActualBinding {
     // CUDA takes an empty list as "no GPU", not as unset.
     let raw = |name: &str| plan.env.as_map().get(name).cloned();
     let variable = |name: &str| plan.env.get(name).map(str::to_owned);
@@ -84,7 +84,7 @@ fn actual(machine: &Machine, plan: &JobPlan) -> ActualBinding {
 }
 
 /// The launcher may distribute ranks over nodes in another order than the plan assumes.
-fn node_difference(plan: &JobPlan, planned: usize, rank: u32) -> Option<Mismatch> {
+fn node_difference(plan: &PlacedJob, planned: usize, rank: u32) -> Option<Mismatch> {
     let actual = plan.allocation.this_rank?.node? as usize;
     (actual != planned).then(|| Mismatch {
         resource: "node".to_owned(),
@@ -94,7 +94,7 @@ fn node_difference(plan: &JobPlan, planned: usize, rank: u32) -> Option<Mismatch
     })
 }
 
-fn gpu_cgroup_difference(plan: &JobPlan, machine: &Machine) -> Option<Mismatch> {
+fn gpu_cgroup_difference(plan: &PlacedJob, machine: &Machine) -> Option<Mismatch> {
     let variable = |name: &str| plan.env.as_map().get(name).cloned();
     let warning = gpu_visibility::gpu_cgroup_warning(machine, &plan.allocation, &variable)?;
     Some(Mismatch {

@@ -17,14 +17,14 @@ use regatta_place::launcher_options::launcher_options;
 use serde::Serialize;
 
 use crate::cli::{HEADING, MapArgs};
+use crate::discovery::PlacedJob;
 use crate::draw::{self, TerminalOptions};
-use crate::plan::JobPlan;
 use crate::{env, output};
 use regatta_model::text_table::table;
 
 /// Runs the command.
 pub fn run(args: &MapArgs) -> Result<ExitCode> {
-    let plan = JobPlan::new(&args.source, &args.job)?;
+    let plan = PlacedJob::new(&args.source, &args.job)?;
     if args.check {
         return check::run(args, &plan);
     }
@@ -88,7 +88,7 @@ struct SiteReport<'a> {
     why: &'a str,
 }
 
-fn json(plan: &JobPlan) -> Result<String> {
+fn json(plan: &PlacedJob) -> Result<String> {
     let report = MapReport {
         machines: &plan.machines,
         allocation: &plan.allocation,
@@ -100,13 +100,13 @@ fn json(plan: &JobPlan) -> Result<String> {
 }
 
 /// Machine and layout of the first node.
-fn first_layout(plan: &JobPlan) -> (&Machine, &NodeLayout) {
+fn first_layout(plan: &PlacedJob) -> (&Machine, &NodeLayout) {
     let layout = &plan.placement.layouts[0];
     let node = plan.placement.nodes.iter().find(|n| n.layout == 0);
     (node.map_or(&plan.machines[0], |n| plan.machine(n)), layout)
 }
 
-fn text(plan: &JobPlan, why: bool) -> String {
+fn text(plan: &PlacedJob, why: bool) -> String {
     let color = anstream::AutoStream::choice(&std::io::stdout()) != anstream::ColorChoice::Never;
     let options = TerminalOptions { width: terminal_width(), color, unicode: supports_unicode() };
     let Placement { layouts, nodes: all, .. } = &plan.placement;
@@ -149,7 +149,7 @@ pub fn terminal_width() -> usize {
     columns.or(terminal).unwrap_or(100).clamp(40, 240)
 }
 
-fn summary(plan: &JobPlan) -> Vec<String> {
+fn summary(plan: &PlacedJob) -> Vec<String> {
     let machine = &plan.machines[0];
     let site = format!("{} ({})", plan.site.profile.name, plan.site.why);
     let mut rows = vec![("site", site), ("job", job_line(plan))];
@@ -159,7 +159,7 @@ fn summary(plan: &JobPlan) -> Vec<String> {
     rows.into_iter().map(|(name, text)| format!("{HEADING}{name:<9}{HEADING:#}{text}")).collect()
 }
 
-fn job_line(plan: &JobPlan) -> String {
+fn job_line(plan: &PlacedJob) -> String {
     let allocation = &plan.allocation;
     let scheduler = match (allocation.scheduler, &allocation.job_id) {
         (scheduler, Some(id)) => format!("{} job {id}", scheduler_name(scheduler)),

@@ -9,8 +9,8 @@ use regatta_launch::agent_launcher::handle::output_of;
 use regatta_place::batch::BatchScheduler;
 use regatta_place::site_profile::{Profile, SiteEvidence};
 
+use crate::discovery::{Discovery, site_profiles};
 use crate::options::SourceArgs;
-use crate::plan::{Discovery, site_profiles};
 
 /// Limit on the query of Slurm's cluster name.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(10);

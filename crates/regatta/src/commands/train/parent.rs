@@ -18,8 +18,8 @@ use crate::commands::rank_worker::RankTask;
 use crate::commands::self_launch::{
     LaunchRequest, has_rank_count, local_rank_count, note_oversubscription, set_request,
 };
+use crate::discovery::Discovery;
 use crate::output;
-use crate::plan::Discovery;
 
 /// Launches the ranks.
 pub fn run(mut task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {

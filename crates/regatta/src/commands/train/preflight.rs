@@ -4,7 +4,7 @@
 use anyhow::{Context, Result};
 use regatta_comm::bootstrap::host_name;
 use regatta_predict::cost::rank_cost;
-use regatta_predict::plan::ParallelPlan;
+use regatta_predict::layout::ParallelLayout;
 use regatta_predict::shape::ModelShape;
 use regatta_train::config::{Config, DeviceKind};
 use regatta_train::data::{self, DataDirs, Sampler};
@@ -12,7 +12,7 @@ use regatta_train::data::{self, DataDirs, Sampler};
 use super::rank::data_spec;
 use crate::cli::LaunchArgs;
 use crate::commands::compute_device;
-use crate::plan::Discovery;
+use crate::discovery::Discovery;
 use crate::system::memory_limits;
 
 /// Checks the configuration as far as this process can: completely for ranks on this node, without
@@ -54,7 +54,7 @@ pub fn check_without_data(config: &Config, launch: &LaunchArgs) -> Result<()> {
 /// the memory of their GPUs, which this process must not open before it forks.
 fn check_memory(
     config: &Config,
-    plan: &ParallelPlan,
+    plan: &ParallelLayout,
     shape: &ModelShape,
     ranks: usize,
 ) -> Result<()> {

@@ -1,14 +1,14 @@
 //! Parallel plans: what is derived, what is refused, and what is suggested instead.
 
 use super::*;
+use regatta_predict::layout::{ParallelLayout, StateTiers};
 use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::ScheduleKind;
-use regatta_predict::plan::{ParallelPlan, StateTiers};
 
 #[test]
 fn batches_that_do_not_divide_are_refused_with_suggestions() {
     let plan = |all: &str, ranks| args(all).unwrap().config.validate(ranks);
-    let data = |ranks, batch, share, micro_batch| ParallelPlan {
+    let data = |ranks, batch, share, micro_batch| ParallelLayout {
         mesh: Mesh::data_parallel(ranks),
         zero: 0,
         sequence_parallel: false,
@@ -59,7 +59,7 @@ fn batches_that_do_not_divide_are_refused_with_suggestions() {
 }
 
 /// The plan of a model that can be split in many ways.
-fn split(all: &str, ranks: usize) -> Result<ParallelPlan> {
+fn split(all: &str, ranks: usize) -> Result<ParallelLayout> {
     args(&format!("{MODEL} batch=24 {all}")).unwrap().config.validate(ranks)
 }
 

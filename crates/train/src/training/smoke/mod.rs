@@ -128,7 +128,7 @@ impl<'a> SmokeTest<'a> {
 type CheckOutput<T> = Result<(T, Findings)>;
 
 /// The plan and shape that all ranks agree on.
-type Agreed = (regatta_predict::plan::ParallelPlan, regatta_predict::shape::ModelShape);
+type Agreed = (regatta_predict::layout::ParallelLayout, regatta_predict::shape::ModelShape);
 
 fn agreement(setup: &TrainingSetup) -> CheckOutput<Agreed> {
     start::check_agreement(setup)?;

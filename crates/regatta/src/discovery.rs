@@ -90,7 +90,7 @@ impl Discovery {
     }
 
     /// Places a job.
-    pub fn plan(self, source: &SourceArgs, job: &JobArgs) -> Result<JobPlan> {
+    pub fn plan(self, source: &SourceArgs, job: &JobArgs) -> Result<PlacedJob> {
         let (site, job) = self.resolve_job(source, job)?;
         self.place(site, job)
     }
@@ -103,7 +103,7 @@ impl Discovery {
     }
 
     /// Places a job with resolved options.
-    pub fn place(mut self, site: ProfileMatch, job: JobSpec) -> Result<JobPlan> {
+    pub fn place(mut self, site: ProfileMatch, job: JobSpec) -> Result<PlacedJob> {
         let variable = |name: &str| self.env.as_map().get(name).cloned();
         let allocation = &self.allocation;
         let job_gpus = match self.is_reported_by_agents() {
@@ -121,12 +121,12 @@ impl Discovery {
         let hidden = job_gpus.filter(|_| job.use_gpus).map(|job_gpus| job_gpus.warning);
         let warnings = [self.stand_in_warning(), no_sysfs_warning(&self.machines), cgroup, hidden];
         placement.warnings.extend(warnings.into_iter().flatten());
-        Ok(JobPlan { discovery: self, site, job, placement })
+        Ok(PlacedJob { discovery: self, site, job, placement })
     }
 }
 
 /// A placed job.
-pub struct JobPlan {
+pub struct PlacedJob {
     discovery: Discovery,
     /// The site profile and the reason for choosing it.
     pub site: ProfileMatch,
@@ -136,7 +136,7 @@ pub struct JobPlan {
     pub placement: Placement,
 }
 
-impl std::ops::Deref for JobPlan {
+impl std::ops::Deref for PlacedJob {
     type Target = Discovery;
 
     fn deref(&self) -> &Discovery {
@@ -144,7 +144,7 @@ impl std::ops::Deref for JobPlan {
     }
 }
 
-impl JobPlan {
+impl PlacedJob {
     /// Discovers machines and allocation, and places the job.
     pub fn new(source: &SourceArgs, job: &JobArgs) -> Result<Self> {
         Discovery::run(source, 0)?.plan(source, job)

@@ -5,7 +5,7 @@ use crate::pipeline::{PipelineSize, ScheduleKind};
 
 /// How ranks divide the model and the batch of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ParallelPlan {
+pub struct ParallelLayout {
     /// The device mesh.
     pub mesh: Mesh,
     /// ZeRO stage: 0 replicates, 1 shards optimizer state, 2 gradients too, 3 parameters too.
@@ -30,7 +30,7 @@ pub struct ParallelPlan {
     pub offload: StateTiers,
 }
 
-impl ParallelPlan {
+impl ParallelLayout {
     /// The sizes of its pipeline.
     pub fn pipeline_size(&self) -> PipelineSize {
         PipelineSize {
