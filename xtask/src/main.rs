@@ -2,6 +2,7 @@
 
 mod dist;
 mod easybuild;
+mod lines;
 mod steps;
 mod system_packages;
 mod test_programs;
@@ -24,6 +25,8 @@ cargo xtask check-dist [x86_64] [aarch64]
                     another architecture with qemu-user-static and its C library (libc6-arm64-cross)
 cargo xtask easybuild
                     write the EasyBuild file with the crates of Cargo.lock into packaging/easybuild
+cargo xtask lines [REVISION]
+                    count the lines of code of each crate, without comments, blank lines, tests and fakes
 cargo xtask chaos [--cases N] [--seed S]
                     inject faults into N launched jobs on clusters of up to 40 nodes, with seeds from S
                     on: killed and hung processes, pauses, suspended jobs, duplicate signals, cut links,
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         "dist" => dist::dist(std::env::args().skip(2)),
         "check-dist" => dist::check::check_dist(std::env::args().skip(2)),
         "easybuild" => easybuild::write(),
+        "lines" => lines::run(std::env::args().nth(2).as_deref()),
         "chaos" => chaos(),
         _ => {
             eprintln!("{HELP}");
