@@ -7,6 +7,7 @@ pub mod agent_launcher;
 pub mod agents;
 pub mod cache_dir;
 pub mod channel;
+pub mod config;
 pub mod cpu_binding;
 pub mod event_queue;
 mod failure_attribution;

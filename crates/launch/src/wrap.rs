@@ -32,6 +32,11 @@ impl Wrap {
         }
     }
 
+    /// The selected ranks; `None`: all.
+    pub fn ranks(&self) -> Option<&CpuSet> {
+        self.ranks.as_ref()
+    }
+
     /// The command of a rank, prefixed by the tool if the rank is selected. `{rank}` and `{host}` in
     /// the tool's arguments are substituted, so that ranks can write separate files.
     pub fn apply(&self, rank: u32, host: &str, command: &[OsString]) -> Vec<OsString> {

@@ -9,10 +9,11 @@ use serde::{Deserialize, Serialize};
 use crate::{bind_address, nic};
 
 /// The training framework.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Framework {
     /// PyTorch.
+    #[default]
     Torch,
     /// DeepSpeed.
     Deepspeed,

@@ -2,14 +2,11 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
 use clap::builder::Styles;
 use clap::{Args, Parser, Subcommand};
 use regatta_launch::agent_launcher::command::AgentLauncher;
-use regatta_launch::supervisor::JobLimits;
 use regatta_launch::wrap::Wrap;
 use regatta_model::CpuSet;
 use regatta_observe::net_log::Requirement;
@@ -46,8 +43,6 @@ pub const FAINT: Style = Style::new().dimmed();
 
 /// Longest grace period, in seconds.
 const MAX_GRACE: i64 = 31 * 86_400;
-/// Grace period by default, in seconds.
-const DEFAULT_GRACE: u64 = 30;
 
 const STYLES: Styles = Styles::styled()
     .header(HEADING)
@@ -389,52 +384,6 @@ pub struct LaunchArgs {
         help_heading = "Launch"
     )]
     pub command: Vec<OsString>,
-    /// Input of the ranks' channels, for commands that launch their own ranks
-    #[arg(skip)]
-    pub rank_input: Option<Arc<[u8]>>,
-    /// Working directory of ranks on other nodes, for commands that launch their own ranks
-    #[arg(skip)]
-    pub rank_dir: Option<PathBuf>,
-    /// Whether the ranks run without a secret of the job, because they test the nodes
-    #[arg(skip)]
-    pub secret_is_optional: bool,
-    /// Whether the ranks save on a signal and then exit with code 75
-    #[arg(skip)]
-    pub saves_on_signal: bool,
-}
-
-impl LaunchArgs {
-    /// Whether the ranks are known to need the job's secret: they are of this program.
-    pub fn needs_secret(&self) -> bool {
-        self.rank_input.is_some() && !self.secret_is_optional
-    }
-
-    /// Time between SIGTERM and SIGKILL after a failure.
-    pub fn grace(&self) -> Duration {
-        Duration::from_secs(self.grace.unwrap_or(DEFAULT_GRACE))
-    }
-
-    /// Time without a heartbeat after which a node, or the launcher itself, counts as lost.
-    pub fn heartbeat_timeout(&self) -> Duration {
-        Duration::from_secs(self.heartbeat_timeout)
-    }
-
-    /// The limits of the job.
-    pub fn limits(&self) -> JobLimits {
-        let unlimited = self.saves_on_signal && self.grace.is_none();
-        JobLimits {
-            signal_grace: (!unlimited).then(|| self.grace()),
-            hang_after: self.hang_timeout.map(Duration::from_secs),
-            may_stop_early: self.saves_on_signal,
-            ..JobLimits::new(self.grace())
-        }
-    }
-
-    /// Maximum number of restarts.
-    pub fn restarts(&self) -> u32 {
-        let replaceable = self.spares.saturating_add(u32::from(self.min_nodes.is_some()));
-        self.max_restarts.unwrap_or(replaceable)
-    }
 }
 
 /// `regatta agent`.

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use regatta_comm::bootstrap::host_name;
 use regatta_discover::allocation::{self, DetectionInputs};
 use regatta_discover::{Env, Sysroot};
+use regatta_launch::config::{JobSource, PlacementRequest};
 use regatta_model::allocation::UNKNOWN_HOST;
 use regatta_model::hostlist::{self, short_hostname};
 use regatta_model::units::pluralize;
@@ -16,7 +17,6 @@ use regatta_model::{
 use regatta_place::gpu_visibility;
 use regatta_place::site_profile::{ProfileMatch, Profiles, SiteEvidence};
 
-use crate::options::{JobArgs, SourceArgs};
 use crate::{isolated, system};
 
 /// Code of the warning that this machine stands in for the nodes of the job.
@@ -44,19 +44,14 @@ pub struct Discovery {
 }
 
 impl Discovery {
-    /// Loads the machines that the options name, or discovers this one.
-    pub fn run(source: &SourceArgs, spares: u32) -> Result<Self> {
-        let mut discovery = Self::standalone(source)?;
-        let Self { env, machines, .. } = &discovery;
-        discovery.allocation = allocation(source, spares, machines, env)?;
-        Ok(discovery)
-    }
-
-    /// Like [`Self::run`], but without the allocation: one node only.
-    pub fn standalone(source: &SourceArgs) -> Result<Self> {
+    /// Loads the machines of the source, or discovers this one, and detects the allocation.
+    pub fn run(source: &JobSource, spares: u32) -> Result<Self> {
         let env = Env::from_process();
         let machines = machines(source, &env)?;
-        let allocation = Allocation::single_node(&machines[0].host);
+        let allocation = match source.standalone {
+            true => Allocation::single_node(&machines[0].host),
+            false => allocation(source, spares, &machines, &env)?,
+        };
         let (machine_index, nics) = Default::default();
         Ok(Self { env, machines, machine_index, nics, allocation, always_agents: false })
     }
@@ -90,15 +85,19 @@ impl Discovery {
     }
 
     /// Places a job.
-    pub fn plan(self, source: &SourceArgs, job: &JobArgs) -> Result<PlacedJob> {
+    pub fn plan(self, source: &JobSource, job: &PlacementRequest) -> Result<PlacedJob> {
         let (site, job) = self.resolve_job(source, job)?;
         self.place(site, job)
     }
 
     /// Detects the site and completes the user's options with its defaults.
-    pub fn resolve_job(&self, from: &SourceArgs, job: &JobArgs) -> Result<(ProfileMatch, JobSpec)> {
+    pub fn resolve_job(
+        &self,
+        from: &JobSource,
+        job: &PlacementRequest,
+    ) -> Result<(ProfileMatch, JobSpec)> {
         let site = self.site(from)?;
-        let job = job.job(&site.profile.place);
+        let job = job.resolve(&site.profile.place);
         Ok((site, job))
     }
 
@@ -146,7 +145,7 @@ impl std::ops::Deref for PlacedJob {
 
 impl PlacedJob {
     /// Discovers machines and allocation, and places the job.
-    pub fn new(source: &SourceArgs, job: &JobArgs) -> Result<Self> {
+    pub fn new(source: &JobSource, job: &PlacementRequest) -> Result<Self> {
         Discovery::run(source, 0)?.plan(source, job)
     }
 
@@ -176,7 +175,7 @@ fn same_host(a: &str, b: &str) -> bool {
     short_hostname(a) == short_hostname(b)
 }
 
-fn machines(source: &SourceArgs, env: &Env) -> Result<Vec<Machine>> {
+fn machines(source: &JobSource, env: &Env) -> Result<Vec<Machine>> {
     if let Some(machine) = &source.system {
         return Ok(vec![machine.clone()]);
     }
@@ -188,7 +187,7 @@ fn machines(source: &SourceArgs, env: &Env) -> Result<Vec<Machine>> {
 }
 
 fn allocation(
-    source: &SourceArgs,
+    source: &JobSource,
     spares: u32,
     machines: &[Machine],
     env: &Env,
@@ -281,9 +280,9 @@ pub fn site_profiles(files: &[PathBuf]) -> Result<Profiles> {
 
 impl Discovery {
     /// The site profile that the options name, or that matches the machine.
-    fn site(&self, source: &SourceArgs) -> Result<ProfileMatch> {
+    fn site(&self, source: &JobSource) -> Result<ProfileMatch> {
         let machine = &self.machines[0];
-        let profiles = site_profiles(&source.site_file)?;
+        let profiles = site_profiles(&source.site_files)?;
         let is_profile = |name: &&String| profiles.names().any(|profile| profile == *name);
         let (name, why) = if let Some(name) = &source.site {
             (name, "selected by --site")

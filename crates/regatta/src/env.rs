@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use regatta_launch::cache_dir;
+use regatta_launch::config::RankEnvOptions;
 use regatta_model::allocation::UNKNOWN_HOST;
 use regatta_model::hostlist::short_hostname;
 use regatta_model::units::pluralize;
@@ -17,7 +18,6 @@ use regatta_place::rendezvous::{self, Candidate};
 use regatta_place::site_profile::{JobContext, Profile, SiteSetting};
 
 use crate::discovery::{Discovery, PlacedJob};
-use crate::options::RankEnvArgs;
 use crate::output;
 use crate::system;
 
@@ -25,7 +25,7 @@ use crate::system;
 /// the user has set.
 pub fn rank_env(
     plan: &PlacedJob,
-    args: &RankEnvArgs,
+    args: &RankEnvOptions,
     rendezvous: &Rendezvous,
     rank: u32,
 ) -> Result<Vec<EnvVar>> {
@@ -35,7 +35,7 @@ pub fn rank_env(
 /// The variables that all ranks of a job have, for its script.
 pub fn job_env(
     plan: &PlacedJob,
-    args: &RankEnvArgs,
+    args: &RankEnvOptions,
     rendezvous: &Rendezvous,
 ) -> Result<Vec<EnvVar>> {
     let own_devices = plan.job.visibility == GpuVisibility::Own;
@@ -47,7 +47,7 @@ pub fn job_env(
 
 fn env_where(
     plan: &PlacedJob,
-    args: &RankEnvArgs,
+    args: &RankEnvOptions,
     rendezvous: &Rendezvous,
     rank: u32,
     is_wanted: &dyn Fn(&str) -> bool,
@@ -135,7 +135,7 @@ fn foreign_launcher(inherited: &InheritedEnv<'_>) -> &'static str {
 
 fn full_rank_env(
     plan: &PlacedJob,
-    args: &RankEnvArgs,
+    args: &RankEnvOptions,
     rendezvous: &Rendezvous,
     rank: u32,
 ) -> Result<Vec<EnvVar>> {
@@ -172,7 +172,7 @@ fn jax_detects_launcher(plan: &PlacedJob) -> bool {
 /// Notes the variables of `--without` that would not be set anyway.
 pub fn note_unset_names(
     plan: &PlacedJob,
-    args: &RankEnvArgs,
+    args: &RankEnvOptions,
     rendezvous: &Rendezvous,
 ) -> Result<()> {
     let variables = full_rank_env(plan, args, rendezvous, 0)?;
@@ -194,7 +194,7 @@ pub fn required_options(plan: &PlacedJob, launcher: LauncherSyntax) -> Vec<Requi
 pub fn agent_step_options(
     discovery: &Discovery,
     site: &Profile,
-    args: &RankEnvArgs,
+    args: &RankEnvOptions,
     launcher: LauncherSyntax,
 ) -> Vec<RequiredOption> {
     let nodes = discovery.allocation.nodes.len() as u32;
@@ -211,7 +211,7 @@ pub fn agent_step_options(
 }
 
 /// Notes that a job of one node gets no network settings, if the site has any.
-pub fn note_single_node(plan: &PlacedJob, args: &RankEnvArgs) {
+pub fn note_single_node(plan: &PlacedJob, args: &RankEnvOptions) {
     let settings = |nodes| settings(plan, &plan.machines[0], args.framework, nodes).len();
     if plan.placement.nodes.len() == 1 && settings(2) > settings(1) {
         let title = &plan.site.profile.title;
@@ -274,18 +274,22 @@ pub fn cache_folder(plan: &PlacedJob) -> CacheFolder {
 }
 
 /// Master address and port of a job whose ranks this process starts.
-pub fn planned_rendezvous(args: &RankEnvArgs, plan: &PlacedJob, rank: u32) -> Result<Rendezvous> {
+pub fn planned_rendezvous(
+    args: &RankEnvOptions,
+    plan: &PlacedJob,
+    rank: u32,
+) -> Result<Rendezvous> {
     choose_rendezvous(args, plan, rank, &|_| None)
 }
 
 /// Master address and port of a job, as `rank` determines them. Those that the user or another
 /// launcher has set are kept, because all ranks of the job have them.
-pub fn rendezvous(args: &RankEnvArgs, plan: &PlacedJob, rank: u32) -> Result<Rendezvous> {
+pub fn rendezvous(args: &RankEnvOptions, plan: &PlacedJob, rank: u32) -> Result<Rendezvous> {
     choose_rendezvous(args, plan, rank, &|name| foreign_value(plan, name))
 }
 
 fn choose_rendezvous(
-    args: &RankEnvArgs,
+    args: &RankEnvOptions,
     plan: &PlacedJob,
     rank: u32,
     set: &dyn Fn(&str) -> Option<String>,

@@ -10,11 +10,11 @@ use clap::builder::{
 use clap::{Args, value_parser};
 use regatta_discover::systems;
 use regatta_events::record::settings::Level;
+use regatta_launch::config::{JobSource, PlacementRequest, RankEnvOptions};
 use regatta_model::{
     CpuSet, GpuVisibility, JobSpec, Machine, MemoryBinding, ReservedCores, SmtPolicy,
 };
 use regatta_place::environment::Framework;
-use regatta_place::site_profile::PlacementDefaults;
 use serde::{Deserialize, Serialize};
 
 /// Upper bound on `--nodes`, to catch typing errors.
@@ -242,21 +242,48 @@ fn parse_reserve(text: &str) -> Result<ReservedCores, String> {
     }
 }
 
+impl SourceArgs {
+    /// The source of machines and nodes.
+    pub fn source(&self) -> JobSource {
+        JobSource {
+            machines: self.machines.clone(),
+            system: self.system.clone(),
+            hostfile: self.hostfile.clone(),
+            nodes: self.nodes,
+            site: self.site.clone(),
+            site_files: self.site_file.clone(),
+            standalone: false,
+        }
+    }
+}
+
 impl JobArgs {
-    /// The job, with defaults from the site profile.
-    pub fn job(&self, site: &PlacementDefaults) -> JobSpec {
-        let reserve = self.reserve.as_ref().or(site.reserve.as_ref());
-        JobSpec {
+    /// The job, still without the defaults of the site.
+    pub fn request(&self) -> PlacementRequest {
+        let job = JobSpec {
             ranks: self.ranks,
             ranks_per_node: self.ranks_per_node,
             gpus_per_rank: self.gpus_per_rank,
             use_gpus: !self.no_gpus,
             cores_per_rank: self.cores_per_rank,
-            reserve: reserve.cloned().unwrap_or_default(),
-            smt: self.smt.or(site.smt).unwrap_or_default(),
             oversubscribe: self.oversubscribe,
             visibility: self.visibility,
             memory: self.memory,
+            ..JobSpec::default()
+        };
+        PlacementRequest { job, reserve: self.reserve.clone(), smt: self.smt }
+    }
+}
+
+impl RankEnvArgs {
+    /// The environment of the ranks.
+    pub fn options(&self) -> RankEnvOptions {
+        RankEnvOptions {
+            framework: self.framework,
+            master_addr: self.master_addr.clone(),
+            master_port: self.master_port,
+            without: self.without.clone(),
+            inherit: self.inherit.clone(),
         }
     }
 }

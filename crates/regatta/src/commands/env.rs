@@ -34,31 +34,32 @@ pub fn stop_script() {
 
 /// Runs the command.
 pub fn run(args: &EnvArgs) -> Result<()> {
-    let plan = PlacedJob::new(&args.source, &args.job)?;
+    let plan = PlacedJob::new(&args.source.source(), &args.job.request())?;
+    let rank_env = args.rank_env.options();
     let this_rank = plan.allocation.this_rank.map(|me| me.rank);
     if this_rank.is_none() && args.rank.is_none() {
         check_rank_variables(|name| env::foreign_value(&plan, name)?.parse().ok())?;
     }
     let rank = args.rank.or(this_rank).unwrap_or(0);
-    let rendezvous = env::rendezvous(&args.rank_env, &plan, rank)?;
+    let rendezvous = env::rendezvous(&rank_env, &plan, rank)?;
     let mut lines = match args.rank.is_none() && this_rank.is_none() && is_job_script(&plan) {
         true => {
             output::note(NOT_A_RANK);
-            env::job_env(&plan, &args.rank_env, &rendezvous)?
+            env::job_env(&plan, &rank_env, &rendezvous)?
         }
-        false => env::rank_env(&plan, &args.rank_env, &rendezvous, rank)?,
+        false => env::rank_env(&plan, &rank_env, &rendezvous, rank)?,
     };
     if args.rank.is_none() {
         env::check_identity(&plan, &lines)?;
     }
     env::secure_cache_dir(&plan, rank, &mut lines);
-    env::note_unset_names(&plan, &args.rank_env, &rendezvous)?;
+    env::note_unset_names(&plan, &rank_env, &rendezvous)?;
     output::print(&match args.json {
         true => serde_json::to_string_pretty(&lines)? + "\n",
         false => script(&lines, std::io::stdout().is_terminal()),
     })?;
     if this_rank.is_none() {
-        env::note_single_node(&plan, &args.rank_env);
+        env::note_single_node(&plan, &rank_env);
     }
     let relevant = ["gpu-cgroup", HIDDEN_GPUS, STAND_IN];
     let affects_ranks = |w: &&Warning| relevant.contains(&w.code.as_str());

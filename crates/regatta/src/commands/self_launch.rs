@@ -7,9 +7,11 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use regatta_events::record::settings::Level;
 use regatta_launch::channel::{self, Json};
+use regatta_launch::config::{JobConfig, OwnRanks, Workload};
 use regatta_launch::secret_file;
 use regatta_model::units::pluralize;
 
+use super::launch::LaunchOptions;
 use super::rank_worker::{self, RankRequest, RankTask};
 use crate::cli::{Cli, Command, LaunchArgs};
 use crate::discovery::Discovery;
@@ -57,9 +59,9 @@ pub fn is_rank(command: &str) -> Result<bool> {
 }
 
 impl LaunchRequest<'_> {
-    /// The options of `regatta launch` for these ranks, completed by the user's. The command is
+    /// The options of `regatta launch` for these ranks, completed by the user's. The request is
     /// still to be set.
-    pub fn options(&self) -> Result<Box<LaunchArgs>> {
+    pub fn options(&self) -> Result<LaunchOptions> {
         let mut args = parse_user_options(self.user_options)?;
         merge("--nodes", &mut args.source.nodes, self.nodes)?;
         merge("--hostfile", &mut args.source.hostfile, self.hostfile.map(Path::to_owned))?;
@@ -73,20 +75,30 @@ impl LaunchRequest<'_> {
         // An explicit rank count may exceed the cores.
         args.job.oversubscribe = true;
         args.command = [program()?].into_iter().chain(std::env::args_os().skip(1)).collect();
-        Ok(args)
+        args.into_options()
     }
 }
 
 /// Has the ranks run a request that they receive through their channels. A process that the
 /// scheduler started as a rank becomes that rank instead and keeps its own arguments.
-pub fn set_request(args: &mut LaunchArgs, discovery: &Discovery, task: RankTask) -> Result<()> {
+pub fn set_request(config: &mut JobConfig, discovery: &Discovery, task: RankTask) -> Result<()> {
     if discovery.allocation.this_rank.is_some() {
         return Ok(());
     }
     let machine = (!discovery.needs_agents()).then(|| Json(discovery.machines[0].clone()));
-    let request = RankRequest { task, command_line: rank_worker::command_line(), machine };
-    args.rank_input = Some(channel::encode(&request)?.into());
-    args.command = vec![program()?, "rank-worker".into()];
+    let user_command = rank_worker::command_line();
+    // Those of `doctor` test the nodes and need nothing of them.
+    let tests_nodes = matches!(task, RankTask::Doctor(_));
+    let saves_on_signal = matches!(&task, RankTask::Train(task) if !task.smoke);
+    let request = RankRequest { task, command_line: user_command.clone(), machine };
+    config.workload = Workload::OwnRanks(OwnRanks {
+        command: vec![program()?, "rank-worker".into()],
+        user_command,
+        request: channel::encode(&request)?.into(),
+        dir: tests_nodes.then(|| "/".into()),
+        needs_secret: !tests_nodes,
+        saves_on_signal,
+    });
     Ok(())
 }
 
@@ -126,14 +138,14 @@ pub fn local_rank_count(discovery: &Discovery) -> Option<u32> {
 }
 
 /// Notes that ranks share cores, which `regatta launch` allows only with `--oversubscribe`.
-pub fn note_oversubscription(args: &LaunchArgs, discovery: &Discovery) {
+pub fn note_oversubscription(config: &JobConfig, discovery: &Discovery) {
     if discovery.needs_agents() || discovery.allocation.this_rank.is_some() {
         return;
     }
     let machine = &discovery.machines[0];
     let usable = machine.usable.process_cpus();
     let cores = machine.cores.iter().filter(|core| core.cpus.intersects(&usable)).count();
-    if let Some(ranks) = args.job.ranks.filter(|ranks| *ranks as usize > cores) {
+    if let Some(ranks) = config.placement.job.ranks.filter(|ranks| *ranks as usize > cores) {
         let cores = pluralize(cores, "core");
         output::note(&format!(
             "{ranks} ranks on {cores} (oversubscribed): ranks share cores and wait for each other"
@@ -142,7 +154,8 @@ pub fn note_oversubscription(args: &LaunchArgs, discovery: &Discovery) {
 }
 
 /// Whether the number of ranks or the nodes are set.
-pub fn has_rank_count(LaunchArgs { source, job, .. }: &LaunchArgs) -> bool {
+pub fn has_rank_count(JobConfig { source, placement, .. }: &JobConfig) -> bool {
+    let job = &placement.job;
     let nodes = source.nodes.is_some() || source.hostfile.is_some();
     nodes || job.ranks.is_some() || job.ranks_per_node.is_some()
 }
@@ -153,6 +166,10 @@ mod tests {
 
     use super::*;
 
+    fn parse(launch: &str) -> JobConfig {
+        parse_user_options(Some(launch)).unwrap().into_options().unwrap().job
+    }
+
     #[test]
     fn user_options_complete_the_request_and_must_not_repeat_it() {
         let (nodes, run_dir) = (Some(2), PathBuf::from("run"));
@@ -161,9 +178,10 @@ mod tests {
             LaunchRequest { nodes, run_dir, user_options, ..LaunchRequest::default() }
         };
         let args = request(Some("--grace 1 --hostfile 'a b'")).options().unwrap();
-        assert_eq!((args.source.nodes, args.grace), (Some(2), Some(1)));
-        assert_eq!(args.source.hostfile.as_deref(), Some(Path::new("a b")));
-        assert!(args.job.no_gpus && args.job.oversubscribe);
+        let JobConfig { source, placement, grace, .. } = args.job;
+        assert_eq!((source.nodes, grace), (Some(2), Some(Duration::from_secs(1))));
+        assert_eq!(source.hostfile.as_deref(), Some(Path::new("a b")));
+        assert!(!placement.job.use_gpus && placement.job.oversubscribe);
         for twice in ["-N 2", "--run-dir other"] {
             let error = request(Some(twice)).options().unwrap_err().to_string();
             assert!(error.contains("already set"), "{error}");
@@ -182,16 +200,23 @@ mod tests {
             ("--grace 2", true, Some(2 * second)),
         ];
         for (launch, saves_on_signal, expected) in cases {
-            let mut args = parse_user_options(Some(launch)).unwrap();
-            args.saves_on_signal = saves_on_signal;
-            assert_eq!(args.limits().signal_grace, expected, "{launch}");
-            assert_eq!(args.limits().grace, expected.unwrap_or(30 * second), "after a failure");
+            let mut config = parse(launch);
+            config.workload = Workload::OwnRanks(OwnRanks {
+                command: Vec::new(),
+                user_command: Vec::new(),
+                request: Vec::new().into(),
+                dir: None,
+                needs_secret: true,
+                saves_on_signal,
+            });
+            assert_eq!(config.limits().signal_grace, expected, "{launch}");
+            assert_eq!(config.limits().grace, expected.unwrap_or(30 * second), "after a failure");
         }
     }
 
     #[test]
     fn options_for_ranks_or_nodes_set_the_rank_count() {
-        let sets_rank_count = |launch| has_rank_count(&parse_user_options(Some(launch)).unwrap());
+        let sets_rank_count = |launch| has_rank_count(&parse(launch));
         for launch in ["-N2", "--nodes=2", "--hostfile hosts", "-n 4", "--ranks-per-node 2"] {
             assert!(sets_rank_count(launch), "{launch}");
         }

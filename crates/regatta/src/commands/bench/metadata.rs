@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use regatta_comm::{Collectives, Comm};
+use regatta_launch::config::JobSource;
 use regatta_launch::run_folder;
 use regatta_measure::labels::default_label;
 use regatta_model::bench::{BenchDevice, BenchMachine, BenchParameters, BenchProgram, BenchShape};
@@ -17,7 +18,6 @@ use super::child_run;
 use super::options::{BenchOptions, Workload};
 use crate::commands::rank_worker::RankContext;
 use crate::discovery::Discovery;
-use crate::options::SourceArgs;
 
 /// Collects the metadata of a run.
 pub fn collect(
@@ -129,7 +129,7 @@ fn devices(connection: &Connection, machine: Option<&Machine>) -> Result<Vec<Ben
 
 /// This machine; `None` if it cannot be inspected, which must not fail the benchmark.
 fn discover() -> Option<Machine> {
-    Discovery::run(&SourceArgs::default(), 0).ok()?.machines.into_iter().next()
+    Discovery::run(&JobSource::default(), 0).ok()?.machines.into_iter().next()
 }
 
 fn summarize(machine: &Machine) -> BenchMachine {

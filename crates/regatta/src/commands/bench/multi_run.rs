@@ -7,6 +7,7 @@ use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use regatta_comm::bootstrap;
+use regatta_launch::config::JobSource;
 use regatta_launch::signals::SignalCatcher;
 use regatta_measure::sweep::Sweep;
 use regatta_measure::{scaling, sweep, write};
@@ -20,7 +21,6 @@ use crate::cli::HEADING;
 use crate::commands::child_process;
 use crate::commands::launch::{new_run_id, run_dir_or_new};
 use crate::discovery::Discovery;
-use crate::options::SourceArgs;
 use crate::output;
 
 /// Lock file in the folder of a sweep or scan, locked during the runs.
@@ -62,10 +62,10 @@ fn sweep(args: &CollectiveArgs, folder: &Path) -> Result<ExitCode> {
 }
 
 fn scan(args: &CollectiveArgs, folder: &Path) -> Result<ExitCode> {
-    let source = SourceArgs {
+    let source = JobSource {
         hostfile: args.ranks.hostfile.clone(),
         nodes: args.ranks.nodes,
-        ..SourceArgs::default()
+        ..JobSource::default()
     };
     let nodes = Discovery::run(&source, 0)?.allocation.nodes.len() as u32;
     if nodes < 2 {

@@ -11,8 +11,7 @@ use super::child_run::RESULT_FILE;
 use super::net_plugin;
 use super::options::BenchOptions;
 use super::reporter::Reporter;
-use crate::cli::LaunchArgs;
-use crate::commands::launch::{self, new_run_id, run_dir_or_new};
+use crate::commands::launch::{self, LaunchOptions, new_run_id, run_dir_or_new};
 use crate::commands::rank_worker::RankTask;
 use crate::commands::reporter_output::ReporterOutput;
 use crate::commands::self_launch::{
@@ -25,13 +24,13 @@ use crate::isolated;
 pub fn run(command: &BenchCommand, options: &BenchOptions<'_>) -> Result<ExitCode> {
     let folder = run_dir_or_new(options.ranks.run_dir.as_ref(), &new_run_id());
     let mut args = launch_options(options.ranks, folder.clone())?;
-    let discovery = launch::discover(&args)?;
-    if !has_rank_count(&args) {
-        args.job.ranks = default_rank_count(&discovery, options.ranks.backend);
+    let discovery = launch::discover(&args.job)?;
+    if !has_rank_count(&args.job) {
+        args.job.placement.job.ranks = default_rank_count(&discovery, options.ranks.backend);
     }
-    args.job.ranks.map_or(Ok(()), |ranks| options.workload.check_ranks(ranks))?;
-    note_oversubscription(&args, &discovery);
-    set_request(&mut args, &discovery, RankTask::Bench(Box::new(command.clone())))?;
+    args.job.placement.job.ranks.map_or(Ok(()), |ranks| options.workload.check_ranks(ranks))?;
+    note_oversubscription(&args.job, &discovery);
+    set_request(&mut args.job, &discovery, RankTask::Bench(Box::new(command.clone())))?;
     let out = options.output.out.clone().unwrap_or_else(|| folder.join(RESULT_FILE));
     let mut reporter = Reporter::new(options, Some(out), ReporterOutput::queued())?;
     let code = launch::launch(&args, discovery, Some(&mut reporter))?;
@@ -40,7 +39,7 @@ pub fn run(command: &BenchCommand, options: &BenchOptions<'_>) -> Result<ExitCod
 }
 
 /// Options of `regatta launch` for these ranks.
-fn launch_options(ranks: &BenchRankArgs, run_dir: PathBuf) -> Result<Box<LaunchArgs>> {
+fn launch_options(ranks: &BenchRankArgs, run_dir: PathBuf) -> Result<LaunchOptions> {
     let nccl_tests = (ranks.threads.is_some() || ranks.gpus.is_some())
         .then(|| ranks.threads.unwrap_or(1).saturating_mul(ranks.gpus.unwrap_or(1)));
     let request = LaunchRequest {
@@ -56,7 +55,7 @@ fn launch_options(ranks: &BenchRankArgs, run_dir: PathBuf) -> Result<Box<LaunchA
         user_options: ranks.launch.as_deref(),
     };
     let mut args = request.options()?;
-    args.rank_env.inherit.extend(ranks.sweep_var.iter().cloned());
+    args.job.rank_env.inherit.extend(ranks.sweep_var.iter().cloned());
     Ok(args)
 }
 
@@ -73,9 +72,9 @@ pub fn host_backend(ranks: &BenchRankArgs) -> Result<Option<String>> {
         backend => return Ok(Some(backend.name())),
     }
     let args = launch_options(ranks, PathBuf::new())?;
-    let discovery = launch::discover(&args)?;
-    let count = match has_rank_count(&args) {
-        true => args.job.ranks.unwrap_or(1),
+    let discovery = launch::discover(&args.job)?;
+    let count = match has_rank_count(&args.job) {
+        true => args.job.placement.job.ranks.unwrap_or(1),
         false => default_rank_count(&discovery, ranks.backend).unwrap_or(1),
     };
     let has_gpus = gpu_count() >= count;

@@ -1,34 +1,34 @@
 //! The launch of the ranks that collect facts: the process of the hidden option `--collect`.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use regatta_discover::systems;
 use regatta_doctor::JobFacts;
+use regatta_launch::config::JobConfig;
 use regatta_model::Scheduler;
 
 use super::nodes::Tests;
 use super::observer::DoctorObserver;
-use crate::cli::LaunchArgs;
-use crate::commands::launch::{self, new_run_id, run_dir_or_new};
+use crate::commands::launch::{self, LaunchOptions, new_run_id, run_dir_or_new};
 use crate::discovery::Discovery;
 
 /// Restarts after the loss of a node, without it.
 const MAX_RESTARTS: u32 = 3;
-/// Seconds for a rank to exit after a signal: it holds nothing worth saving.
-const GRACE: u64 = 2;
+/// Time for a rank to exit after a signal: it holds nothing worth saving.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// Runs the tests on all nodes. The launch tolerates nodes that do not start or are lost.
-pub fn collect(mut args: Box<LaunchArgs>, tests: &Tests) -> Result<JobFacts> {
-    let is_temporary = args.run_dir.is_none();
-    let run_dir = writable_run_dir(args.run_dir.as_ref(), &new_run_id());
-    args.run_dir = Some(run_dir.clone());
-    args.min_nodes = Some(1);
-    args.max_restarts = Some(MAX_RESTARTS);
-    args.grace = Some(GRACE);
-    args.rank_dir = Some(PathBuf::from("/"));
-    args.secret_is_optional = true;
-    let discovery = launch::discover(&args)?;
+pub fn collect(mut options: LaunchOptions, tests: &Tests) -> Result<JobFacts> {
+    let config = &mut options.job;
+    let is_temporary = config.run_dir.is_none();
+    let run_dir = writable_run_dir(config.run_dir.as_ref(), &new_run_id());
+    config.run_dir = Some(run_dir.clone());
+    config.min_nodes = Some(1);
+    config.max_restarts = Some(MAX_RESTARTS);
+    config.grace = Some(GRACE);
+    let discovery = launch::discover(config)?;
     if let Some(me) = discovery.allocation.this_rank {
         bail!(
             "this is rank {} of a job: run `regatta doctor` once for the whole job, without srun or \
@@ -37,13 +37,13 @@ pub fn collect(mut args: Box<LaunchArgs>, tests: &Tests) -> Result<JobFacts> {
         );
     }
     let mut observer = DoctorObserver::new(tests.clone(), &discovery);
-    observer.set_request(&mut args, &discovery)?;
-    launch::launch(&args, discovery.clone(), Some(&mut observer))?;
+    observer.set_request(config, &discovery)?;
+    launch::launch(&options, discovery.clone(), Some(&mut observer))?;
     let mut facts = observer.finish();
     if facts.nodes.is_empty() {
         bail!("no node reported; see the messages above");
     }
-    complete(&mut facts, &args, &discovery)?;
+    complete(&mut facts, &options.job, &discovery)?;
     if is_temporary && facts.missing.is_empty() {
         remove(&run_dir);
     }
@@ -67,12 +67,12 @@ fn writable_run_dir(given: Option<&PathBuf>, id: &str) -> PathBuf {
 }
 
 /// Adds what the judgement needs to know about allocation and site.
-fn complete(facts: &mut JobFacts, args: &LaunchArgs, discovery: &Discovery) -> Result<()> {
+fn complete(facts: &mut JobFacts, config: &JobConfig, discovery: &Discovery) -> Result<()> {
     let scheduler = discovery.allocation.scheduler;
     facts.scheduler = (scheduler != Scheduler::None).then_some(scheduler);
     let machine = facts.nodes[0].machine.clone();
     let on_node = Discovery { machines: vec![machine], ..discovery.clone() };
-    let (site, _) = on_node.resolve_job(&args.source, &args.job)?;
+    let (site, _) = on_node.resolve_job(&config.source, &config.placement)?;
     facts.expected = systems::system(&site.profile.name).ok();
     facts.site = Some(site.profile.name);
     Ok(())

@@ -10,13 +10,14 @@ mod render;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use regatta_doctor::{Check, Diagnosis, JobFacts, Verdict, judge};
 use regatta_model::document;
 
-use crate::cli::LaunchArgs;
+use crate::commands::launch::LaunchOptions;
 use crate::commands::self_launch::LaunchRequest;
 use crate::options::{at_least, positive};
 use crate::output;
@@ -102,7 +103,7 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
         Some(file) => load(file)?,
         None => {
             let options = args.launch_args()?;
-            nodes::examine(&options, &args.tests(&skip)?)?
+            nodes::examine(&options.job, &args.tests(&skip)?)?
         }
     };
     if let Some(path) = &args.dump {
@@ -128,7 +129,7 @@ fn load(file: &PathBuf) -> Result<JobFacts> {
 
 impl DoctorArgs {
     /// The options of `regatta launch` for one rank per node.
-    fn launch_args(&self) -> Result<Box<LaunchArgs>> {
+    fn launch_args(&self) -> Result<LaunchOptions> {
         let request = LaunchRequest {
             ranks_per_node: Some(1),
             nodes: self.nodes,
@@ -138,8 +139,8 @@ impl DoctorArgs {
             ..Default::default()
         };
         let mut launch = request.options()?;
-        launch.run_dir = self.run_dir.clone();
-        launch.start_timeout = self.start_timeout;
+        launch.job.run_dir = self.run_dir.clone();
+        launch.job.agents.start_timeout = Duration::from_secs(self.start_timeout);
         Ok(launch)
     }
 

@@ -8,13 +8,14 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use regatta_doctor::{Check, JobFacts};
+use regatta_launch::config::JobConfig;
 use regatta_launch::signals::SignalCatcher;
 use regatta_model::document;
 use regatta_model::result::RankExit;
 use serde::{Deserialize, Serialize};
 
 use super::confirm;
-use crate::cli::{AGENT_LAUNCHERS, LaunchArgs};
+use crate::cli::AGENT_LAUNCHERS;
 use crate::commands::child_process;
 use crate::commands::launch::Interrupted;
 use crate::output;
@@ -55,7 +56,7 @@ impl Tests {
 
 /// Collects the facts of the nodes that the options of `regatta launch` name, spares included.
 /// Measurements with a bad result are repeated: a disturbance seldom occurs three times.
-pub fn examine(options: &LaunchArgs, tests: &Tests) -> Result<JobFacts> {
+pub fn examine(options: &JobConfig, tests: &Tests) -> Result<JobFacts> {
     let mut signals = SignalCatcher::new()?;
     let mut facts = collect(options, options.run_dir.as_deref(), tests, &mut signals)?;
     for repetition in 1..=MAX_REPETITIONS {
@@ -71,7 +72,7 @@ pub fn examine(options: &LaunchArgs, tests: &Tests) -> Result<JobFacts> {
 
 /// Runs the tests on all nodes in a child process.
 fn collect(
-    options: &LaunchArgs,
+    options: &JobConfig,
     run_dir: Option<&Path>,
     tests: &Tests,
     signals: &mut SignalCatcher,
@@ -91,7 +92,7 @@ fn collect(
 
 /// The options of `regatta doctor` that only collect facts. Launch options that say how to reach the
 /// nodes are passed on.
-fn child_options(options: &LaunchArgs, run_dir: Option<&Path>, tests: &Tests) -> Vec<OsString> {
+fn child_options(options: &JobConfig, run_dir: Option<&Path>, tests: &Tests) -> Vec<OsString> {
     let mut words: Vec<OsString> = Vec::new();
     let mut add = |option: &str, value: OsString| words.extend([option.into(), value]);
     let selected = [("network", tests.network), ("speed", tests.speed)];
@@ -107,32 +108,32 @@ fn child_options(options: &LaunchArgs, run_dir: Option<&Path>, tests: &Tests) ->
         }
     }
     tests.paths.iter().for_each(|path| add("--path", path.into()));
-    add("--start-timeout", options.start_timeout.to_string().into());
+    add("--start-timeout", options.agents.start_timeout.as_secs().to_string().into());
     let launch = quote_words(&launch_options(options));
     add("--launch", launch.into());
     words
 }
 
-fn launch_options(options: &LaunchArgs) -> Vec<OsString> {
+fn launch_options(options: &JobConfig) -> Vec<OsString> {
     let mut words: Vec<OsString> = Vec::new();
-    let launcher = options.launcher.and_then(|launcher| {
+    let launcher = options.agents.launcher.and_then(|launcher| {
         AGENT_LAUNCHERS.iter().find(|(_, value, _)| *value == launcher).map(|(name, ..)| *name)
     });
     let mut add = |option: &str, value: Option<OsString>| {
         words.extend(value.into_iter().flat_map(|value| [option.into(), value]));
     };
     add("--launcher", launcher.map(OsString::from));
-    add("--ssh", options.ssh.as_ref().map(OsString::from));
-    add("--agent", options.agent.as_ref().map(OsString::from));
+    add("--ssh", options.agents.ssh.as_ref().map(OsString::from));
+    add("--agent", options.agents.program.as_ref().map(OsString::from));
     add("--site", options.source.site.as_ref().map(OsString::from));
-    for file in &options.source.site_file {
+    for file in &options.source.site_files {
         add("--site-file", Some(file.into()));
     }
-    for option in &options.launcher_option {
+    for option in &options.agents.options {
         add("--launcher-option", Some(option.into()));
     }
-    add("--heartbeat-timeout", Some(options.heartbeat_timeout.to_string().into()));
-    if options.standalone {
+    add("--heartbeat-timeout", Some(options.heartbeat_timeout.as_secs().to_string().into()));
+    if options.source.standalone {
         words.push("--standalone".into());
     }
     words
@@ -145,10 +146,10 @@ mod tests {
     use super::*;
     use crate::cli::{Cli, Command as CliCommand};
 
-    fn launch_args(words: &[&str]) -> Box<LaunchArgs> {
+    fn launch_job(words: &[&str]) -> JobConfig {
         let words = ["regatta", "launch"].iter().chain(words).chain(&["--", "true"]);
         match Cli::try_parse_from(words).unwrap().command {
-            CliCommand::Launch(args) => args,
+            CliCommand::Launch(args) => args.into_options().unwrap().job,
             _ => panic!("not a launch"),
         }
     }
@@ -166,7 +167,7 @@ mod tests {
             "ssh",
             "--launcher-option=-v",
         ];
-        let options = launch_args(&words);
+        let options = launch_job(&words);
         let tests = Tests {
             work_dir: "/".into(),
             paths: vec!["/scratch/a b".into()],
@@ -178,11 +179,11 @@ mod tests {
         let CliCommand::Doctor(doctor) = Cli::try_parse_from(words).unwrap().command else {
             panic!("not a doctor")
         };
-        let launch = doctor.launch_args().unwrap();
+        let launch = doctor.launch_args().unwrap().job;
         assert_eq!((launch.source.nodes, launch.spares), (Some(6), 0));
-        assert_eq!(launch.ssh.as_deref(), Some("ssh -p 22"));
-        assert_eq!(launch.launcher, options.launcher);
-        assert_eq!(launch.launcher_option, ["-v"]);
+        assert_eq!(launch.agents.ssh.as_deref(), Some("ssh -p 22"));
+        assert_eq!(launch.agents.launcher, options.agents.launcher);
+        assert_eq!(launch.agents.options, ["-v"]);
         let again = doctor.tests(&BTreeSet::new()).unwrap();
         assert_eq!((again.network, again.speed, again.paths), (true, false, tests.paths));
     }

@@ -9,6 +9,7 @@ use regatta_doctor::JobFacts;
 use regatta_doctor::facts::{MissingNode, NodeFacts};
 use regatta_doctor::peers::{self, PeerNode, PeerTable};
 use regatta_launch::channel::{self, Json};
+use regatta_launch::config::JobConfig;
 use regatta_model::hostlist;
 use regatta_model::units::pluralize;
 use regatta_model::{Machine, Nic};
@@ -17,7 +18,7 @@ use regatta_wire::secret::Secret;
 
 use super::nodes::Tests;
 use super::rank::{DoctorTask, NodeReport};
-use crate::cli::{FAINT, LaunchArgs};
+use crate::cli::FAINT;
 use crate::commands::launch::{AttemptSpec, QueuedStreams, RankObserver};
 use crate::commands::rank_worker::{self, RankRequest, RankTask};
 use crate::commands::reporter_output::ReporterOutput;
@@ -62,10 +63,10 @@ impl DoctorObserver {
     }
 
     /// Sets the command of the ranks. Their input follows when the addresses of the nodes are known.
-    pub fn set_request(&self, args: &mut LaunchArgs, discovery: &Discovery) -> Result<()> {
+    pub fn set_request(&self, config: &mut JobConfig, discovery: &Discovery) -> Result<()> {
         let table = PeerTable { token: String::new(), ports: Vec::new(), nodes: Vec::new() };
         let task = RankTask::Doctor(Box::new(DoctorTask { tests: self.tests.clone(), table }));
-        self_launch::set_request(args, discovery, task)
+        self_launch::set_request(config, discovery, task)
     }
 
     /// The facts of all nodes, and why some have none.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use regatta_launch::agent_launcher::command::AgentLauncher;
 use regatta_launch::agents::message::{NodeLaunch, RankLaunch};
+use regatta_launch::config::{JobConfig, OwnRanks};
 use regatta_launch::job::AttemptOutcome;
 use regatta_launch::node_pool::{FailureCause, PoolUpdate};
 use regatta_launch::process::EnvSetting;
@@ -21,7 +22,6 @@ use regatta_place::rendezvous;
 use super::LaunchTarget;
 use super::rank_specs::{Attempt, AttemptSpec, setting};
 use super::start_agents::{self, ConnectedAgents};
-use crate::cli::LaunchArgs;
 use crate::discovery::{Discovery, PlacedJob};
 use crate::env;
 
@@ -30,7 +30,7 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The nodes of the job, with agents.
 pub struct AgentTarget<'a> {
-    args: &'a LaunchArgs,
+    config: &'a JobConfig,
     discovery: Discovery,
     run: String,
     agents: ConnectedAgents,
@@ -43,15 +43,15 @@ pub struct AgentTarget<'a> {
 impl<'a> AgentTarget<'a> {
     /// Starts agents on all nodes and waits until they connect.
     pub fn connect(
-        args: &'a LaunchArgs,
+        config: &'a JobConfig,
         discovery: Discovery,
         run: &str,
         folder: &RunFolder,
         signals: &mut SignalCatcher,
     ) -> Result<Self> {
-        let agents = start_agents::start(args, &discovery, run, folder, signals)?;
-        let (run, node_count) = (run.to_owned(), agents.hosts.len() - args.spares as usize);
-        let mut target = Self { args, discovery, run, agents, node_count, ranks_per_node: None };
+        let agents = start_agents::start(config, &discovery, run, folder, signals)?;
+        let (run, node_count) = (run.to_owned(), agents.hosts.len() - config.spares as usize);
+        let mut target = Self { config, discovery, run, agents, node_count, ranks_per_node: None };
         target.collect_machines()?;
         Ok(target)
     }
@@ -87,7 +87,7 @@ impl<'a> AgentTarget<'a> {
         let mut discovery = self.discovery.clone();
         let (all, active) = (&self.discovery.allocation.nodes, self.agents.node_pool.active());
         discovery.allocation.nodes = active.iter().filter_map(|&n| all.get(n).cloned()).collect();
-        let (site, mut job) = discovery.resolve_job(&self.args.source, &self.args.job)?;
+        let (site, mut job) = discovery.resolve_job(&self.config.source, &self.config.placement)?;
         // On fewer nodes the job keeps its ranks per node.
         if active.len() < self.node_count {
             (job.ranks, job.ranks_per_node) = (None, self.ranks_per_node);
@@ -105,7 +105,7 @@ impl<'a> AgentTarget<'a> {
         };
         let host = &placed.host;
         let node = self.agents.hosts.iter().position(|h| h == host).unwrap_or(0);
-        let rank_env = &self.args.rank_env;
+        let rank_env = &self.config.rank_env;
         let (address, address_why) = match &rank_env.master_addr {
             Some(address) => (address.clone(), "given by --master-addr".to_owned()),
             None if plan.placement.nodes.len() == 1 => env::loopback(),
@@ -127,16 +127,17 @@ impl<'a> AgentTarget<'a> {
     fn node_launches(&self, plan: &AttemptSpec, attempt: u32) -> Result<Vec<(u32, NodeLaunch)>> {
         let environment = plan.environment();
         let common: Vec<EnvSetting> = environment.common.iter().map(|&v| setting(v)).collect();
-        let cwd = match &self.args.rank_dir {
-            Some(dir) => dir.clone(),
-            None => std::env::current_dir().context("current directory")?,
+        let workload = &self.config.workload;
+        let cwd = match workload.own_ranks() {
+            Some(OwnRanks { dir: Some(dir), .. }) => dir.clone(),
+            _ => std::env::current_dir().context("current directory")?,
         };
         let rank_launch = |&rank: &u32| {
             let spec = &plan.ranks[rank as usize].spec;
             let own = environment.ranks.get(&rank).into_iter().flatten();
             RankLaunch {
                 rank,
-                command: (spec.command != self.args.command).then(|| spec.command.clone()),
+                command: (spec.command != workload.command()).then(|| spec.command.clone()),
                 env: own.map(|&variable| setting(variable)).collect(),
                 binding: spec.binding.clone(),
             }
@@ -145,7 +146,7 @@ impl<'a> AgentTarget<'a> {
         let input = plan.ranks.first().and_then(|rank| rank.spec.input.as_deref());
         let node_launch = |ranks: &[u32]| NodeLaunch {
             attempt,
-            command: self.args.command.clone(),
+            command: workload.command().to_vec(),
             cwd: cwd.clone().into(),
             base_env: self.inherited_env(),
             env_remove_prefixes: removed_prefixes(self.agents.launcher),
@@ -153,8 +154,8 @@ impl<'a> AgentTarget<'a> {
             files: plan.files.clone(),
             cache_dir: plan.cache_dir.clone(),
             input: input.map(<[u8]>::to_vec),
-            needs_secret: self.args.needs_secret(),
-            report_progress: self.args.hang_timeout.is_some(),
+            needs_secret: workload.needs_secret(),
+            report_progress: self.config.hang_timeout.is_some(),
             ranks: ranks.iter().map(rank_launch).collect(),
         };
         let hosts = self.agents.hosts.iter().map(String::as_str);
@@ -201,7 +202,12 @@ impl LaunchTarget for AgentTarget<'_> {
     fn plan(&mut self, attempt: u32) -> Result<AttemptSpec> {
         let plan = self.place()?;
         let rendezvous = self.rendezvous(&plan)?;
-        AttemptSpec::new(self.args, plan, &rendezvous, Attempt { run: &self.run, number: attempt })
+        AttemptSpec::new(
+            self.config,
+            plan,
+            &rendezvous,
+            Attempt { run: &self.run, number: attempt },
+        )
     }
 
     fn start(&mut self, plan: &AttemptSpec, attempt: u32) -> Result<&mut dyn WorkerGroup> {

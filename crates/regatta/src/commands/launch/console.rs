@@ -14,9 +14,10 @@ use regatta_model::result::RunResult;
 use regatta_model::units::pluralize;
 
 use super::line_writer::{LineWriter, QueuedStreams};
+use super::options::LaunchOptions;
 use super::rank_specs::AttemptSpec;
 use super::{Observer, report};
-use crate::cli::{FAINT, LaunchArgs};
+use crate::cli::FAINT;
 use crate::draw::text::format_ranges;
 use crate::output::{self, Stream};
 use crate::sanitize::sanitize;
@@ -57,7 +58,7 @@ pub struct Console<'a> {
 
 impl<'a> Console<'a> {
     /// A console that shows the lines of the ranks that the options name.
-    pub fn new(args: &LaunchArgs, observer: Observer<'a>) -> Result<Self> {
+    pub fn new(options: &LaunchOptions, observer: Observer<'a>) -> Result<Self> {
         let open = |path: &Path| {
             File::create(path)
                 .with_context(|| format!("--tee {}: cannot create the file", path.display()))
@@ -66,9 +67,9 @@ impl<'a> Console<'a> {
         let streams = streams.unwrap_or_else(QueuedStreams::new);
         Ok(Self {
             hosts: Vec::new(),
-            shown_ranks: args.show.clone(),
-            grace: args.grace(),
-            tee: args.tee.as_deref().map(open).transpose()?,
+            shown_ranks: options.job.shown_ranks.clone(),
+            grace: options.job.grace(),
+            tee: options.tee.as_deref().map(open).transpose()?,
             tee_error: None,
             writers: LineWriter::spawn(streams).context("start a console thread")?,
             pending: None,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use regatta_launch::cache_dir;
+use regatta_launch::config::JobConfig;
 use regatta_launch::cpu_binding;
 use regatta_launch::job::AttemptOutcome;
 use regatta_launch::local::{LocalOptions, LocalWorkers};
@@ -18,14 +19,13 @@ use regatta_wire::secret::Secret;
 
 use super::LaunchTarget;
 use super::rank_specs::{Attempt, AttemptSpec};
-use crate::cli::LaunchArgs;
 use crate::discovery::Discovery;
 use crate::env;
 use crate::output;
 
 /// This node.
 pub struct LocalTarget<'a> {
-    args: &'a LaunchArgs,
+    config: &'a JobConfig,
     discovery: Discovery,
     run: String,
     logs: Option<LogFolder>,
@@ -40,14 +40,14 @@ pub struct LocalTarget<'a> {
 impl<'a> LocalTarget<'a> {
     /// This node, for a run.
     pub fn new(
-        args: &'a LaunchArgs,
+        config: &'a JobConfig,
         discovery: Discovery,
         run: &str,
         logs: Option<LogFolder>,
     ) -> Self {
         let hosts = discovery.allocation.nodes.iter().map(|n| n.host.clone()).collect();
         let run = run.to_owned();
-        Self { args, discovery, run, logs, hosts, workers: None, secret: None, port: None }
+        Self { config, discovery, run, logs, hosts, workers: None, secret: None, port: None }
     }
 
     /// Passes the job's secret to the ranks. A failure is an error only for regatta's own ranks:
@@ -56,7 +56,7 @@ impl<'a> LocalTarget<'a> {
         if self.secret.is_none() {
             match SecretFile::write(&std::env::temp_dir(), &Secret::generate()?) {
                 Ok(file) => self.secret = Some(file),
-                Err(error) if self.args.needs_secret() => return Err(error.into()),
+                Err(error) if self.config.workload.needs_secret() => return Err(error.into()),
                 Err(error) => output::note(&error.to_string()),
             }
         }
@@ -68,10 +68,10 @@ impl<'a> LocalTarget<'a> {
 
 impl LaunchTarget for LocalTarget<'_> {
     fn plan(&mut self, attempt: u32) -> Result<AttemptSpec> {
-        let plan = self.discovery.clone().plan(&self.args.source, &self.args.job)?;
+        let plan = self.discovery.clone().plan(&self.config.source, &self.config.placement)?;
         // Only for rank 0 a free port is required, and it is reserved below.
-        let mut rendezvous = env::planned_rendezvous(&self.args.rank_env, &plan, 1)?;
-        if self.args.rank_env.master_port.is_none() {
+        let mut rendezvous = env::planned_rendezvous(&self.config.rank_env, &plan, 1)?;
+        if self.config.rank_env.master_port.is_none() {
             self.port = None;
             let port = port::reserve(fallback_ports(rendezvous.port))
                 .context("no free port on this node: pass --master-port")?;
@@ -79,14 +79,19 @@ impl LaunchTarget for LocalTarget<'_> {
             rendezvous.port_why = "free on this node when the job started".to_owned();
             self.port = Some(port);
         }
-        AttemptSpec::new(self.args, plan, &rendezvous, Attempt { run: &self.run, number: attempt })
+        AttemptSpec::new(
+            self.config,
+            plan,
+            &rendezvous,
+            Attempt { run: &self.run, number: attempt },
+        )
     }
 
     fn start(&mut self, plan: &AttemptSpec, attempt: u32) -> Result<&mut dyn WorkerGroup> {
         let mut specs: Vec<_> = plan.ranks.iter().map(|r| r.spec.clone()).collect();
         self.share_secret(&mut specs)?;
         // Ranks of `regatta train` and `regatta bench` have no code caches.
-        if self.args.rank_input.is_none() {
+        if self.config.workload.own_ranks().is_none() {
             let values = specs.iter_mut().flat_map(|s| s.env.iter_mut().map(|(_, value)| value));
             if let Some(warning) = cache_dir::secure(&plan.cache_dir, values) {
                 output::note(&warning);
@@ -95,7 +100,7 @@ impl LaunchTarget for LocalTarget<'_> {
         let options = LocalOptions {
             logs: self.logs.clone(),
             attempt,
-            report_progress: self.args.hang_timeout.is_some(),
+            report_progress: self.config.hang_timeout.is_some(),
             notify: None,
         };
         if attempt == 0 {

@@ -6,6 +6,7 @@ mod line_writer;
 mod local;
 pub mod nccl_plugins;
 mod net_check;
+mod options;
 mod preflight;
 pub mod profile;
 mod rank_specs;
@@ -19,6 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Result, bail};
+use regatta_launch::config::JobConfig;
 use regatta_launch::cpu_binding;
 use regatta_launch::job::{self, AttemptOutcome, JobAttempt};
 use regatta_launch::local::LocalStartError;
@@ -33,13 +35,13 @@ use regatta_model::document;
 use regatta_model::units::pluralize;
 
 use crate::cli::LaunchArgs;
-use crate::commands::rank_worker;
 use crate::discovery::{Discovery, NO_SYSFS};
 use crate::output;
 use console::Console;
 pub use line_writer::{QueuedOutput, QueuedStreams};
 use nccl_plugins::NcclPlugins;
 use net_check::{CheckedWorkers, NetCheck};
+pub use options::LaunchOptions;
 pub use rank_specs::AttemptSpec;
 pub use start_agents::Interrupted;
 
@@ -110,44 +112,47 @@ pub trait RankObserver {
 type Observer<'a> = Option<&'a mut dyn RankObserver>;
 
 /// Runs the command.
-pub fn run(args: &mut LaunchArgs) -> Result<ExitCode> {
-    let mut discovery = discover(args)?;
-    if args.preflight && !args.dry_run {
-        preflight::run(args, &mut discovery)?;
+pub fn run(args: LaunchArgs) -> Result<ExitCode> {
+    let mut options = args.into_options()?;
+    let mut discovery = discover(&options.job)?;
+    if options.preflight && !options.dry_run {
+        preflight::run(&mut options.job, &mut discovery)?;
     }
-    launch(args, discovery, None)
+    launch(&options, discovery, None)
 }
 
 /// Discovers this machine and, unless `--standalone` is given, the allocation.
-pub fn discover(args: &LaunchArgs) -> Result<Discovery> {
-    let mut discovery = match args.standalone {
-        true => Discovery::standalone(&args.source)?,
-        false => Discovery::run(&args.source, args.spares)?,
-    };
+pub fn discover(config: &JobConfig) -> Result<Discovery> {
+    let mut discovery = Discovery::run(&config.source, config.spares)?;
     // Options of the launcher, such as a container, are for the ranks of any node.
-    discovery.always_agents = !args.launcher_option.is_empty();
+    discovery.always_agents = !config.agents.options.is_empty();
     Ok(discovery)
 }
 
 /// Launches the ranks on the nodes that [`discover`] found.
-pub fn launch(args: &LaunchArgs, discovery: Discovery, observer: Observer<'_>) -> Result<ExitCode> {
-    if !discovery.machines[0].is_live() && !args.dry_run {
+pub fn launch(
+    options: &LaunchOptions,
+    discovery: Discovery,
+    observer: Observer<'_>,
+) -> Result<ExitCode> {
+    let config = &options.job;
+    if !discovery.machines[0].is_live() && !options.dry_run {
         bail!("--system and --machine describe another machine: use them with --dry-run");
     }
     match discovery.allocation.this_rank {
-        Some(me) if !args.dry_run => return become_rank(args, discovery, me.rank),
-        _ => node_pool(args, &discovery).map(drop)?,
+        Some(me) if !options.dry_run => return become_rank(options, discovery, me.rank),
+        _ => node_pool(config, &discovery).map(drop)?,
     }
-    if args.launcher.is_some() && !discovery.needs_agents() {
+    if config.agents.launcher.is_some() && !discovery.needs_agents() {
         output::note("--launcher has no effect on one node: its ranks are started directly");
     }
-    if !args.launcher_option.is_empty() && !discovery.needs_agents() {
+    if !config.agents.options.is_empty() && !discovery.needs_agents() {
         output::note("--launcher-option has no effect outside an allocation: there are no agents");
     }
-    let plugins = NcclPlugins::load(args, discovery.machines[0].is_live())?;
-    match args.dry_run {
-        true => dry_run(args, discovery, plugins),
-        false => start(args, discovery, plugins, observer),
+    let plugins = NcclPlugins::load(&options.parts, discovery.machines[0].is_live())?;
+    match options.dry_run {
+        true => dry_run(options, discovery, plugins),
+        false => start(options, discovery, plugins, observer),
     }
 }
 
@@ -163,27 +168,28 @@ pub fn exit_code(error: &anyhow::Error) -> ExitCode {
 }
 
 /// The nodes and spares of the job. Checks `--spares` and `--min-nodes`.
-fn node_pool(args: &LaunchArgs, discovery: &Discovery) -> Result<NodePool> {
+fn node_pool(config: &JobConfig, discovery: &Discovery) -> Result<NodePool> {
     let nodes = discovery.allocation.nodes.len();
-    Ok(NodePool::new(nodes, args.spares as usize, args.min_nodes.map(|n| n as usize))?)
+    Ok(NodePool::new(nodes, config.spares as usize, config.min_nodes.map(|n| n as usize))?)
 }
 
 /// Executes the rank's command in this process, which another launcher started as that rank.
-fn become_rank(args: &LaunchArgs, discovery: Discovery, rank: u32) -> Result<ExitCode> {
-    if net_check::is_requested(args) {
+fn become_rank(options: &LaunchOptions, discovery: Discovery, rank: u32) -> Result<ExitCode> {
+    let LaunchOptions { job: config, parts, .. } = options;
+    if parts.checks_net() {
         bail!(
             "--check-net and --require-net need one `regatta launch` for the whole job, not one per rank: \
              start it without srun or mpiexec, or set NCCL_DEBUG=INFO and read the log with `regatta net-log`"
         );
     }
-    if args.profile.level.is_some() {
+    if parts.profile.is_some() {
         bail!(
             "--profile needs one `regatta launch` for the whole job, not one per rank: start it without \
              srun or mpiexec, or install the plug-in with `regatta plugin install`"
         );
     }
-    nccl_plugins::check_one_launch(args)?;
-    let plan = discovery.plan(&args.source, &args.job)?;
+    nccl_plugins::check_one_launch(parts)?;
+    let plan = discovery.plan(&config.source, &config.placement)?;
     if rank >= plan.placement.ranks {
         let ranks = pluralize(plan.placement.ranks as usize, "rank");
         bail!(
@@ -191,7 +197,7 @@ fn become_rank(args: &LaunchArgs, discovery: Discovery, rank: u32) -> Result<Exi
              from within a rank, unset the launcher's variables (such as RANK and WORLD_SIZE)"
         );
     }
-    let spec = rank_specs::adopted_rank(args, &plan, rank)?;
+    let spec = rank_specs::adopted_rank(config, &plan, rank)?;
     if rank == 0 {
         cpu_binding::unavailable([&spec.binding].into_iter())
             .iter()
@@ -201,23 +207,24 @@ fn become_rank(args: &LaunchArgs, discovery: Discovery, rank: u32) -> Result<Exi
 }
 
 fn dry_run(
-    args: &LaunchArgs,
+    options: &LaunchOptions,
     mut discovery: Discovery,
     mut plugins: NcclPlugins,
 ) -> Result<ExitCode> {
     let id = new_run_id();
+    let LaunchOptions { job: config, parts, .. } = options;
     let agents = match discovery.machines[0].is_live() {
-        true if discovery.needs_agents() => start_agents::describe(args, &discovery)?,
+        true if discovery.needs_agents() => start_agents::describe(config, &discovery)?,
         true => String::new(),
-        false => start_agents::describe_elsewhere(args, &discovery)?,
+        false => start_agents::describe_elsewhere(config, &discovery)?,
     };
     // Agents run on all nodes, ranks on all but the spares, which are the last.
     let nodes = &mut discovery.allocation.nodes;
-    nodes.truncate(nodes.len() - args.spares as usize);
-    let mut plan = local::LocalTarget::new(args, discovery, &id, None).plan(0)?;
-    net_check::set_variables(args, &mut plan, "RUN-FOLDER/net", 0)?;
+    nodes.truncate(nodes.len() - config.spares as usize);
+    let mut plan = local::LocalTarget::new(config, discovery, &id, None).plan(0)?;
+    net_check::set_variables(parts, &mut plan, "RUN-FOLDER/net", 0)?;
     let folder = Path::new("RUN-FOLDER");
-    profile::set_variables(args, &mut plan, folder.join(profile::FOLDER))?;
+    profile::set_variables(parts, &mut plan, folder.join(profile::FOLDER))?;
     plugins.set_variables(&mut plan, &folder.join(nccl_plugins::FOLDER))?;
     plugins.note_missing_rows(&plan);
     plan.job.placement.warnings.iter().for_each(output::warn);
@@ -227,17 +234,17 @@ fn dry_run(
 
 /// Launches the job in a new run folder.
 fn start(
-    args: &LaunchArgs,
+    options: &LaunchOptions,
     discovery: Discovery,
     plugins: NcclPlugins,
     observer: Observer<'_>,
 ) -> Result<ExitCode> {
-    let (timeout, report) = (args.heartbeat_timeout(), output::error);
+    let (timeout, report) = (options.job.heartbeat_timeout, output::error);
     reaper::fork_worker(Watchdog { timeout, report, killed: None })?;
     let id = new_run_id();
-    let mut folder = RunFolder::create(&run_dir_or_new(args.run_dir.as_ref(), &id))?;
-    let console = Console::new(args, observer);
-    let job = LaunchedJob { args, id: &id, plugins };
+    let mut folder = RunFolder::create(&run_dir_or_new(options.job.run_dir.as_ref(), &id))?;
+    let console = Console::new(options, observer);
+    let job = LaunchedJob { options, id: &id, plugins };
     let ended = console.and_then(|console| supervise(job, discovery, &mut folder, console));
     if ended.is_err() {
         nccl_plugins::discard(&folder);
@@ -251,7 +258,7 @@ fn start(
 
 /// What the user has asked for.
 struct LaunchedJob<'a> {
-    args: &'a LaunchArgs,
+    options: &'a LaunchOptions,
     /// ID of the run.
     id: &'a str,
     plugins: NcclPlugins,
@@ -263,11 +270,14 @@ fn supervise(
     folder: &mut RunFolder,
     mut console: Console<'_>,
 ) -> Result<ExitCode> {
-    let LaunchedJob { args, id, .. } = job;
+    let LaunchedJob { options, id, .. } = job;
+    let config = &options.job;
     let mut signals = SignalCatcher::new()?;
     let mut target: Box<dyn LaunchTarget> = match discovery.needs_agents() {
-        true => Box::new(agents::AgentTarget::connect(args, discovery, id, folder, &mut signals)?),
-        false => Box::new(local::LocalTarget::new(args, discovery, id, Some(folder.logs()))),
+        true => {
+            Box::new(agents::AgentTarget::connect(config, discovery, id, folder, &mut signals)?)
+        }
+        false => Box::new(local::LocalTarget::new(config, discovery, id, Some(folder.logs()))),
     };
     let code = run_attempts(&mut job, target.as_mut(), folder, &mut signals, &mut console);
     console.on_excluded(target.excluded());
@@ -287,12 +297,13 @@ pub fn new_run_id() -> String {
 
 /// Runs the job, and again after failures, up to the maximum number of restarts.
 fn run_attempts(
-    LaunchedJob { args, plugins, .. }: &mut LaunchedJob<'_>,
+    LaunchedJob { options, plugins, .. }: &mut LaunchedJob<'_>,
     target: &mut dyn LaunchTarget,
     folder: &mut RunFolder,
     signals: &mut SignalCatcher,
     console: &mut Console<'_>,
 ) -> Result<ExitCode> {
+    let LaunchOptions { job: config, parts, .. } = options;
     let mut attempt = 0;
     let mut is_incomplete = false;
     let mut backoff = RestartBackoff::default();
@@ -304,19 +315,15 @@ fn run_attempts(
         }
         plan.set_run_dir(folder.path());
         console.prepare(&mut plan, target.excluded())?;
-        let mut net_check = NetCheck::prepare(args, &mut plan, folder, attempt)?;
-        let mut profile = profile::prepare(args, &mut plan, folder)?;
+        let mut net_check = NetCheck::prepare(parts, &mut plan, folder, attempt)?;
+        let mut profile = profile::prepare(parts, &mut plan, folder, config.hang_timeout)?;
         plugins.prepare(&mut plan, folder)?;
         report::write_plan(folder, &plan)?;
         console.set_hosts(&plan.hosts());
         let job = JobAttempt {
-            command: match args.rank_input {
-                // The ranks' own command says nothing to the user.
-                Some(_) => rank_worker::command_line(),
-                None => args.command.iter().map(|w| w.to_string_lossy().into_owned()).collect(),
-            },
+            command: config.workload.user_command(),
             hosts: plan.hosts(),
-            limits: args.limits(),
+            limits: config.limits(),
             attempt,
         };
         let workers = target.start(&plan, attempt)?;
@@ -332,7 +339,7 @@ fn run_attempts(
         }
         let withheld = console.take_withheld();
         report::print_result(&outcome.result, folder, console.prints_run_dir(), &withheld);
-        profile::print_hint(args, folder);
+        profile::print_hint(parts, folder);
         console.apply_failure(&mut outcome.result);
         if let Some(check) = net_check {
             check.finish(folder, &mut outcome.result);
@@ -348,7 +355,7 @@ fn run_attempts(
             code => ExitCode::from(code),
         };
         let interrupted = outcome.terminated || signals.termination().is_some();
-        if !failed || attempt == args.restarts() || interrupted {
+        if !failed || attempt == config.restarts() || interrupted {
             return Ok(code);
         }
         let decision = target.restart_decision(&outcome);
@@ -358,8 +365,8 @@ fn run_attempts(
         }
         attempt += 1;
         let delay = backoff.delay_after(Duration::from_secs_f64(outcome.result.seconds));
-        let fence = outcome.node_lost_at.map(|at| at + fence_time(args));
-        report::print_restart(attempt, args.restarts(), delay);
+        let fence = outcome.node_lost_at.map(|at| at + fence_time(config));
+        report::print_restart(attempt, config.restarts(), delay);
         let until = RestartTime { earliest: Instant::now() + delay, fence };
         if !wait_for_restart(target, &outcome, until, signals) {
             return Ok(code);
@@ -378,8 +385,8 @@ struct RestartTime {
 /// Time after which no rank runs on a node that was declared lost: its agent notices the lost
 /// connection, and kills its ranks after the grace period. The time that the node had to reconnect
 /// before it was declared lost is the margin.
-fn fence_time(args: &LaunchArgs) -> Duration {
-    args.heartbeat_timeout() + args.grace()
+fn fence_time(config: &JobConfig) -> Duration {
+    config.heartbeat_timeout + config.grace()
 }
 
 /// Waits until the job may be restarted: a rank must not run next to its replacement. Returns false if

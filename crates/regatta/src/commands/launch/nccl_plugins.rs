@@ -11,8 +11,8 @@ use regatta_launch::run_folder::RunFolder;
 use regatta_nccl_tuning::table::MAX_BYTES;
 use regatta_nccl_tuning::{Communicator, Table};
 
+use super::options::PartOptions;
 use super::rank_specs::{AttemptSpec, env_var};
-use crate::cli::LaunchArgs;
 use crate::options::NetPlugin;
 use crate::{output, plugins};
 
@@ -52,9 +52,9 @@ struct TuningTable {
 
 impl NcclPlugins {
     /// Checks the options: the table is valid and, if the job runs on this machine, the library exists.
-    pub fn load(args: &LaunchArgs, is_live: bool) -> Result<Self> {
-        let tuning = args.tuner.table.as_deref().map(TuningTable::read).transpose()?;
-        let net = args.net_plugin.library.as_ref().map(|net| resolve(net, is_live)).transpose()?;
+    pub fn load(options: &PartOptions, is_live: bool) -> Result<Self> {
+        let tuning = options.tuner.as_deref().map(TuningTable::read).transpose()?;
+        let net = options.net_plugin.as_ref().map(|net| resolve(net, is_live)).transpose()?;
         Ok(Self { tuning, net, noted: None })
     }
 
@@ -154,9 +154,9 @@ impl TuningTable {
 }
 
 /// Fails if this is the launch of one rank, which cannot provide the others with the same files.
-pub fn check_one_launch(args: &LaunchArgs) -> Result<()> {
+pub fn check_one_launch(options: &PartOptions) -> Result<()> {
     let install = "install the plug-in with `regatta plugin install`".to_owned();
-    let (option, instead) = match (&args.tuner.table, &args.net_plugin.library) {
+    let (option, instead) = match (&options.tuner, &options.net_plugin) {
         (Some(_), _) => ("--tuner", install),
         (None, Some(NetPlugin::Regatta)) => ("--net-plugin", install),
         (None, Some(NetPlugin::Path(path))) => {

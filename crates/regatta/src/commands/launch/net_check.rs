@@ -18,9 +18,10 @@ use regatta_model::result::RunResult;
 use regatta_observe::net_log::report::{Level, report};
 use regatta_observe::net_log::{NetLog, NetReport, Requirement, SourceId};
 
+use super::options::PartOptions;
 use super::rank_specs::{AttemptSpec, env_var};
 use super::status_watch::StatusWatch;
-use crate::cli::{FAINT, LaunchArgs};
+use crate::cli::FAINT;
 use crate::commands::net_log::{self, failed_requirement, render};
 use crate::output;
 
@@ -101,26 +102,21 @@ pub struct NetCheck {
     shown: Option<String>,
 }
 
-/// Checks the options; returns whether there is anything to check.
-pub fn is_requested(args: &LaunchArgs) -> bool {
-    args.check_net || args.require_net.is_some()
-}
-
 /// Sets the variables of all ranks, whose logs go to a folder; returns whether the network is checked.
 pub fn set_variables(
-    args: &LaunchArgs,
+    options: &PartOptions,
     plan: &mut AttemptSpec,
     logs: &str,
     attempt: u32,
 ) -> Result<bool> {
-    if !is_requested(args) {
+    if !options.checks_net() {
         return Ok(false);
     }
     let settings = debug_settings(|name| plan.job.env.get(name));
     if attempt == 0 {
         settings.notes.iter().for_each(|note| output::note(&format!("--check-net: {note}")));
     }
-    match (settings.obstacle, &args.require_net) {
+    match (settings.obstacle, &options.require_net) {
         (Some(obstacle), Some(_)) => bail!("--require-net cannot check the network: {obstacle}"),
         (Some(obstacle), None) => {
             output::note(&format!("--check-net checks nothing: {obstacle}"));
@@ -141,12 +137,12 @@ pub fn set_variables(
 impl NetCheck {
     /// Sets the variables of all ranks and starts to read their logs; `None` if nothing is checked.
     pub fn prepare(
-        args: &LaunchArgs,
+        options: &PartOptions,
         plan: &mut AttemptSpec,
         folder: &RunFolder,
         attempt: u32,
     ) -> Result<Option<Self>> {
-        if !is_requested(args) {
+        if !options.checks_net() {
             return Ok(None);
         }
         let path = std::path::absolute(folder.path()).context("path of the run folder")?;
@@ -155,12 +151,12 @@ impl NetCheck {
         let Some(text) = logs.to_str() else {
             bail!("--check-net needs a run folder whose path is UTF-8: pass --run-dir")
         };
-        if !set_variables(args, plan, text, attempt)? {
+        if !set_variables(options, plan, text, attempt)? {
             return Ok(None);
         }
         std::fs::create_dir_all(&logs)
             .with_context(|| format!("cannot create {}", logs.display()))?;
-        Ok(Some(Self::spawn(&logs, plan.ranks.len(), args.require_net.clone())?))
+        Ok(Some(Self::spawn(&logs, plan.ranks.len(), options.require_net.clone())?))
     }
 
     fn spawn(logs: &Path, ranks: usize, requirement: Option<Requirement>) -> Result<Self> {

@@ -8,14 +8,14 @@ use regatta_launch::node_pool::{NodePool, PoolUpdate};
 use regatta_model::hostlist;
 
 use super::{node_pool, report};
-use crate::cli::LaunchArgs;
 use crate::commands::doctor;
 use crate::commands::doctor::nodes::{Tests, examine};
 use crate::discovery::Discovery;
 use crate::output;
+use regatta_launch::config::JobConfig;
 
 /// Checks all nodes of the job, spares included. On return the job consists of good nodes only.
-pub fn run(args: &mut LaunchArgs, discovery: &mut Discovery) -> Result<()> {
+pub fn run(config: &mut JobConfig, discovery: &mut Discovery) -> Result<()> {
     if let Some(me) = discovery.allocation.this_rank {
         bail!(
             "--preflight needs one `regatta launch` for the whole job, and this is rank {}: start it \
@@ -23,16 +23,16 @@ pub fn run(args: &mut LaunchArgs, discovery: &mut Discovery) -> Result<()> {
             me.rank
         );
     }
-    let pool = node_pool(args, discovery)?;
+    let pool = node_pool(config, discovery)?;
     let skip = BTreeSet::new();
-    let facts = examine(args, &Tests::new(&skip, &[])?)?;
+    let facts = examine(config, &Tests::new(&skip, &[])?)?;
     let diagnosis = judge(&facts, &skip);
     // Standard output belongs to the job.
     output::eprint(&doctor::render(&diagnosis, false));
     let hosts: Vec<String> = discovery.allocation.nodes.iter().map(|n| n.host.clone()).collect();
     let (pool, update) = good_nodes(pool, &hosts, &diagnosis)?;
     report::print_restart_decision(&update, &hosts);
-    apply(&pool, args, discovery);
+    apply(&pool, config, discovery);
     Ok(())
 }
 
@@ -59,11 +59,11 @@ fn good_nodes(
 }
 
 /// Reduces the allocation to the nodes of the pool, the spares last.
-fn apply(pool: &NodePool, args: &mut LaunchArgs, discovery: &mut Discovery) {
+fn apply(pool: &NodePool, config: &mut JobConfig, discovery: &mut Discovery) {
     let nodes = pool.active().iter().chain(pool.spares());
     let all = std::mem::take(&mut discovery.allocation.nodes);
     discovery.allocation.nodes = nodes.filter_map(|&node| all.get(node).cloned()).collect();
-    args.spares = pool.spares().len() as u32;
+    config.spares = pool.spares().len() as u32;
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use regatta_events::file;
@@ -13,9 +14,10 @@ use regatta_launch::run_folder::RunFolder;
 use regatta_model::result::{RunResult, StalledOperation};
 use regatta_observe::comms_status::{Finding, Role};
 
+use super::options::PartOptions;
 use super::rank_specs::{AttemptSpec, env_var};
 use super::status_watch::StatusWatch;
-use crate::cli::{FAINT, LaunchArgs};
+use crate::cli::FAINT;
 use crate::options::LEVELS;
 use crate::{output, plugins};
 
@@ -34,8 +36,8 @@ pub fn level_name(level: Level) -> &'static str {
 }
 
 /// Sets the variables of all ranks, for a folder of event files that has the plug-in, too.
-pub fn set_variables(args: &LaunchArgs, plan: &mut AttemptSpec, folder: PathBuf) -> Result<()> {
-    let Some(level) = args.profile.level else { return Ok(()) };
+pub fn set_variables(options: &PartOptions, plan: &mut AttemptSpec, folder: PathBuf) -> Result<()> {
+    let Some(level) = options.profile else { return Ok(()) };
     let library = folder.join(plugins::PROFILER.name);
     let [Some(folder), Some(library)] = [folder.to_str(), library.to_str()] else {
         bail!("--profile needs a run folder whose path is UTF-8: pass --run-dir")
@@ -68,17 +70,18 @@ fn check_user_value(name: &str, user: Option<&str>, value: &str) -> Result<()> {
 /// Writes the plug-in to the run folder, sets the variables of all ranks, and starts to read their
 /// status; `None` without the option.
 pub fn prepare(
-    args: &LaunchArgs,
+    options: &PartOptions,
     plan: &mut AttemptSpec,
     folder: &RunFolder,
+    hang_after: Option<Duration>,
 ) -> Result<Option<StatusWatch>> {
-    if args.profile.level.is_none() {
+    if options.profile.is_none() {
         return Ok(None);
     }
     let path = std::path::absolute(folder.path()).context("path of the run folder")?.join(FOLDER);
-    set_variables(args, plan, path.clone())?;
+    set_variables(options, plan, path.clone())?;
     plugins::PROFILER.install(&path)?;
-    StatusWatch::start(path, plan.hosts(), args.limits().hang_after).map(Some)
+    StatusWatch::start(path, plan.hosts(), hang_after).map(Some)
 }
 
 /// Adapts the ranks of a node that does not see the run folder: their events go to a folder of the node.
@@ -152,8 +155,8 @@ fn operation(finding: Finding) -> StalledOperation {
 }
 
 /// Prints the command that shows what was recorded.
-pub fn print_hint(args: &LaunchArgs, folder: &RunFolder) {
-    if args.profile.level.is_some() && has_events(folder) {
+pub fn print_hint(options: &PartOptions, folder: &RunFolder) {
+    if options.profile.is_some() && has_events(folder) {
         let path = crate::shell::quote(&folder.path().to_string_lossy());
         output::eprint(&format!("{FAINT}collectives: regatta comms {path}{FAINT:#}\n"));
     }

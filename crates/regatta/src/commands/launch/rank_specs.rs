@@ -1,22 +1,21 @@
 //! Command, binding and environment of each rank, with reasons.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
+use regatta_launch::config::JobConfig;
 use regatta_launch::cpu_binding::Binding;
 use regatta_launch::process::{EnvSetting, RankSpec};
 use regatta_launch::rank_files::RankFile;
 use regatta_launch::run_folder;
 use regatta_launch::wrap::Wrap;
-use regatta_model::hostlist;
 use regatta_model::units::pluralize;
+use regatta_model::{CpuSet, hostlist};
 use regatta_place::environment::{EnvVar, Rendezvous};
 use serde::Serialize;
 
-use crate::cli::LaunchArgs;
 use crate::discovery::PlacedJob;
 use crate::env;
 
@@ -72,28 +71,27 @@ pub fn env_var(variable: &str, value: impl ToString, why: &str) -> EnvVar {
 impl AttemptSpec {
     /// Plans all ranks of an attempt.
     pub fn new(
-        args: &LaunchArgs,
+        config: &JobConfig,
         job: PlacedJob,
         rendezvous: &Rendezvous,
         attempt: Attempt<'_>,
     ) -> Result<Self> {
         let mut ranks = Vec::with_capacity(job.placement.ranks as usize);
-        let wrap = wrap(args)?;
         // A restart may have fewer ranks than the options name.
         if attempt.number == 0 {
-            check_ranks(args, job.placement.ranks)?;
+            check_ranks(config, job.placement.ranks)?;
             let world = env_var("WORLD_SIZE", job.placement.ranks, "world size");
             env::check_identity(&job, &[world])?;
             env::check_is_no_rank(&job)?;
         }
-        env::note_unset_names(&job, &args.rank_env, rendezvous)?;
+        env::note_unset_names(&job, &config.rank_env, rendezvous)?;
         let counts: Vec<usize> = job.placement.nodes.iter().map(|n| n.ranks.len()).collect();
         let tasks_per_node = tasks_per_node(&counts);
         for rank in 0..job.placement.ranks {
-            let mut variables = env::rank_env(&job, &args.rank_env, rendezvous, rank)?;
-            variables.extend(torchelastic_env(attempt, args.restarts()));
+            let mut variables = env::rank_env(&job, &config.rank_env, rendezvous, rank)?;
+            variables.extend(torchelastic_env(attempt, config.restarts()));
             variables.extend(slurm_env(&job, &tasks_per_node, rank));
-            ranks.push(rank_plan(args, &job, wrap.as_ref(), rank, variables)?);
+            ranks.push(rank_plan(config, &job, rank, variables)?);
         }
         let cache_dir = env::cache_folder(&job).path;
         Ok(Self { job, ranks, files: Vec::new(), cache_dir })
@@ -144,9 +142,9 @@ pub struct JobEnvironment<'a> {
 }
 
 /// Checks that the ranks named by options exist.
-fn check_ranks(args: &LaunchArgs, ranks: u32) -> Result<()> {
-    let shown = args.show.iter().map(|&rank| ("--rank", rank));
-    let wrapped = args.wrap_ranks.iter().flat_map(|set| set.iter());
+fn check_ranks(config: &JobConfig, ranks: u32) -> Result<()> {
+    let shown = config.shown_ranks.iter().map(|&rank| ("--rank", rank));
+    let wrapped = config.wrap.iter().filter_map(Wrap::ranks).flat_map(CpuSet::iter);
     let mut named = shown.chain(wrapped.map(|rank| ("--wrap-ranks", rank as u32)));
     match named.find(|(_, rank)| *rank >= ranks) {
         Some((option, rank)) => {
@@ -157,18 +155,17 @@ fn check_ranks(args: &LaunchArgs, ranks: u32) -> Result<()> {
 }
 
 /// The rank that another launcher started as this process.
-pub fn adopted_rank(args: &LaunchArgs, plan: &PlacedJob, rank: u32) -> Result<RankSpec> {
-    let rendezvous = env::rendezvous(&args.rank_env, plan, rank)?;
-    let mut variables = env::rank_env(plan, &args.rank_env, &rendezvous, rank)?;
+pub fn adopted_rank(config: &JobConfig, plan: &PlacedJob, rank: u32) -> Result<RankSpec> {
+    let rendezvous = env::rendezvous(&config.rank_env, plan, rank)?;
+    let mut variables = env::rank_env(plan, &config.rank_env, &rendezvous, rank)?;
     env::check_identity(plan, &variables)?;
     env::secure_cache_dir(plan, rank, &mut variables);
-    Ok(rank_plan(args, plan, wrap(args)?.as_ref(), rank, variables)?.spec)
+    Ok(rank_plan(config, plan, rank, variables)?.spec)
 }
 
 fn rank_plan(
-    args: &LaunchArgs,
+    config: &JobConfig,
     plan: &PlacedJob,
-    wrap: Option<&Wrap>,
     rank: u32,
     variables: Vec<EnvVar>,
 ) -> Result<AttemptRank> {
@@ -176,9 +173,10 @@ fn rank_plan(
         let ranks = pluralize(plan.placement.ranks as usize, "rank");
         bail!("rank {rank} is out of range: the plan has {ranks}");
     };
-    let command: Vec<OsString> = match wrap {
-        Some(wrap) => wrap.apply(rank, &node.host, &args.command),
-        None => args.command.clone(),
+    let command = config.workload.command();
+    let command = match &config.wrap {
+        Some(wrap) => wrap.apply(rank, &node.host, command),
+        None => command.to_vec(),
     };
     let spec = RankSpec {
         rank,
@@ -188,14 +186,9 @@ fn rank_plan(
         env_remove_prefixes: Vec::new(),
         env: variables.iter().map(setting).collect(),
         binding: Binding::new(&placed.cpus, &placed.memory),
-        input: args.rank_input.clone(),
+        input: config.workload.own_ranks().map(|ranks| Arc::clone(&ranks.request)),
     };
     Ok(AttemptRank { spec, variables, host: node.host.clone() })
-}
-
-fn wrap(args: &LaunchArgs) -> Result<Option<Wrap>> {
-    let Some(text) = &args.wrap else { return Ok(None) };
-    Ok(Some(Wrap::new(text, args.wrap_ranks.clone())?))
 }
 
 /// Corrects Slurm's task variables, which ranks would otherwise inherit from the batch script or the

@@ -15,6 +15,7 @@ use regatta_launch::agent_launcher::slurm_gres::{self, Gres};
 use regatta_launch::agents::bootstrap_document::{BootstrapDocument, BootstrapParams, JobTimeouts};
 use regatta_launch::agents::coordinator::Coordinator;
 use regatta_launch::agents::killed_line;
+use regatta_launch::config::JobConfig;
 use regatta_launch::node_pool::{NodePool, PoolUpdate};
 use regatta_launch::reaper;
 use regatta_launch::run_folder::RunFolder;
@@ -29,7 +30,7 @@ use regatta_wire::clock;
 use regatta_wire::secret::Secret;
 
 use super::report;
-use crate::cli::{FAINT, LaunchArgs};
+use crate::cli::FAINT;
 use crate::discovery::Discovery;
 use crate::shell::quote_words;
 use crate::{env, output, system};
@@ -120,26 +121,26 @@ impl TempFile {
 }
 
 /// The commands that would start the agents, for `--dry-run`.
-pub fn describe(args: &LaunchArgs, discovery: &Discovery) -> Result<String> {
+pub fn describe(config: &JobConfig, discovery: &Discovery) -> Result<String> {
     let hosts = hosts(discovery)?;
-    let launcher = launcher(args, discovery)?;
-    note_unmet_options(args, launcher, discovery)?;
+    let launcher = launcher(config, discovery)?;
+    note_unmet_options(config, launcher, discovery)?;
     let boot = (!launcher.bootstraps_via_stdin()).then(|| PathBuf::from("RUN-FOLDER/boot"));
-    let commands = commands(args, launcher, discovery, &hosts, boot.as_deref())?;
+    let commands = commands(config, launcher, discovery, &hosts, boot.as_deref())?;
     let line = |LaunchCommand { program, args, .. }: &LaunchCommand| {
         format!("agent command  {}\n", quote_words(std::iter::once(program).chain(args)))
     };
-    let required = step_options(args, launcher, discovery)?;
+    let required = step_options(config, launcher, discovery)?;
     Ok(commands.iter().map(line).chain(required.iter().map(describe_option)).collect())
 }
 
 /// The options that the site requires of the agents' step in a job on a described machine, for
 /// `--dry-run`.
-pub fn describe_elsewhere(args: &LaunchArgs, discovery: &Discovery) -> Result<String> {
-    let (site, _) = discovery.resolve_job(&args.source, &args.job)?;
+pub fn describe_elsewhere(config: &JobConfig, discovery: &Discovery) -> Result<String> {
+    let (site, _) = discovery.resolve_job(&config.source, &config.placement)?;
     let is_slurm = site.profile.batch.scheduler == Some(BatchScheduler::Slurm);
-    let options = match args.launcher.map_or(is_slurm, |own| own == AgentLauncher::Srun) {
-        true => required_options(args, discovery, LauncherSyntax::Srun)?,
+    let options = match config.agents.launcher.map_or(is_slurm, |own| own == AgentLauncher::Srun) {
+        true => required_options(config, discovery, LauncherSyntax::Srun)?,
         false => Vec::new(),
     };
     Ok(options.iter().map(describe_option).collect())
@@ -152,20 +153,20 @@ fn describe_option(RequiredOption { option, why }: &RequiredOption) -> String {
 /// Starts agents on all nodes and waits until they connect. Nodes whose agent does not connect are
 /// replaced by spares or dropped, if allowed.
 pub fn start(
-    args: &LaunchArgs,
+    config: &JobConfig,
     discovery: &Discovery,
     run: &str,
     folder: &RunFolder,
     signals: &mut SignalCatcher,
 ) -> Result<ConnectedAgents> {
     let hosts = hosts(discovery)?;
-    let node_pool = super::node_pool(args, discovery)?;
-    let launcher = launcher(args, discovery)?;
-    note_unmet_options(args, launcher, discovery)?;
+    let node_pool = super::node_pool(config, discovery)?;
+    let launcher = launcher(config, discovery)?;
+    note_unmet_options(config, launcher, discovery)?;
     let timeouts = JobTimeouts {
-        grace: args.grace(),
-        join: Duration::from_secs(args.start_timeout),
-        lost_after: args.heartbeat_timeout(),
+        grace: config.grace(),
+        join: config.agents.start_timeout,
+        lost_after: config.heartbeat_timeout,
     };
     let secret = Secret::generate().context("generate the job's secret")?;
     let coordinator = Coordinator::listen(&hosts, secret.clone(), timeouts);
@@ -177,7 +178,7 @@ pub fn start(
         run,
         secret: &secret,
         hosts: &hosts,
-        fan_out: args.fan_out,
+        fan_out: config.agents.fan_out,
         timeouts,
         root: root.map(|address| SocketAddr::new(address, coordinator.port())).collect(),
         ports: rendezvous::fallback_ports(rendezvous::job_port(run)).take(PORTS).collect(),
@@ -189,7 +190,7 @@ pub fn start(
         false => Some(TempFile::create(path.join("boot"), &boot)?),
     };
     let file_path = file.as_ref().map(|f| f.0.as_path());
-    let commands = commands(args, launcher, discovery, &hosts, file_path)?;
+    let commands = commands(config, launcher, discovery, &hosts, file_path)?;
     let unset = commands.iter().flat_map(|command| command.env_remove.clone()).collect();
     let hostfiles = commands.iter().filter_map(|command| command.hostfile.as_ref());
     let _hostfiles: Vec<TempFile> = hostfiles.map(|(path, _)| TempFile(path.clone())).collect();
@@ -228,29 +229,29 @@ fn hosts(discovery: &Discovery) -> Result<Vec<String>> {
     Ok(discovery.allocation.nodes.iter().map(|n| n.host.clone()).collect())
 }
 
-fn launcher(args: &LaunchArgs, discovery: &Discovery) -> Result<AgentLauncher> {
+fn launcher(config: &JobConfig, discovery: &Discovery) -> Result<AgentLauncher> {
     let scheduler = discovery.allocation.scheduler;
     let default = || AgentLauncher::for_scheduler(scheduler, system::mpiexec_version);
-    Ok(args.launcher.map_or_else(default, Ok)?)
+    Ok(config.agents.launcher.map_or_else(default, Ok)?)
 }
 
 fn commands(
-    args: &LaunchArgs,
+    config: &JobConfig,
     launcher: AgentLauncher,
     discovery: &Discovery,
     hosts: &[String],
     boot_file: Option<&Path>,
 ) -> Result<Vec<LaunchCommand>> {
     let own = std::env::current_exe().context("path of this program")?;
-    let program = args.agent.as_deref().unwrap_or(&own);
-    let ssh = args.ssh.as_deref().unwrap_or_default();
+    let program = config.agents.program.as_deref().unwrap_or(&own);
+    let ssh = config.agents.ssh.as_deref().unwrap_or_default();
     let ssh = shlex::split(ssh).with_context(|| format!("--ssh {ssh}: unclosed quote"))?;
     let job = discovery.env.get("SLURM_JOB_ID").filter(|_| launcher == AgentLauncher::Srun);
     let job = job.and_then(system::slurm_job);
     let gres = job.map_or(Gres::Inherited, |job| slurm_gres::full_node_gres(&job, hosts));
-    let required = step_options(args, launcher, discovery)?.into_iter().map(|r| r.option);
+    let required = step_options(config, launcher, discovery)?.into_iter().map(|r| r.option);
     // The user's options last: srun uses the last of several values.
-    let options: Vec<String> = required.chain(args.launcher_option.iter().cloned()).collect();
+    let options: Vec<String> = required.chain(config.agents.options.iter().cloned()).collect();
     let spec = LaunchSpec {
         hosts,
         program,
@@ -265,36 +266,37 @@ fn commands(
 /// The options that the site's settings require of the step of the agents: an allocation may be
 /// without them, as from a plain `salloc`. Only srun's, which are about the NICs of the step.
 fn step_options(
-    args: &LaunchArgs,
+    config: &JobConfig,
     launcher: AgentLauncher,
     discovery: &Discovery,
 ) -> Result<Vec<RequiredOption>> {
     match launcher {
-        AgentLauncher::Srun => required_options(args, discovery, LauncherSyntax::Srun),
+        AgentLauncher::Srun => required_options(config, discovery, LauncherSyntax::Srun),
         _ => Ok(Vec::new()),
     }
 }
 
 fn required_options(
-    args: &LaunchArgs,
+    config: &JobConfig,
     discovery: &Discovery,
     launcher: LauncherSyntax,
 ) -> Result<Vec<RequiredOption>> {
-    let (site, _) = discovery.resolve_job(&args.source, &args.job)?;
-    Ok(env::agent_step_options(discovery, &site.profile, &args.rank_env, launcher))
+    let (site, _) = discovery.resolve_job(&config.source, &config.placement)?;
+    Ok(env::agent_step_options(discovery, &site.profile, &config.rank_env, launcher))
 }
 
 /// Notes the options of PALS that settings need, which are for MPI processes: ranks of agents are
 /// none. Ranks of regatta's own commands do not use the settings.
 fn note_unmet_options(
-    args: &LaunchArgs,
+    config: &JobConfig,
     launcher: AgentLauncher,
     discovery: &Discovery,
 ) -> Result<()> {
-    if launcher != AgentLauncher::Pals || args.rank_input.is_some() {
+    if launcher != AgentLauncher::Pals || config.workload.own_ranks().is_some() {
         return Ok(());
     }
-    for RequiredOption { option, why } in required_options(args, discovery, LauncherSyntax::Pals)? {
+    for RequiredOption { option, why } in required_options(config, discovery, LauncherSyntax::Pals)?
+    {
         output::note(&format!(
             "ranks started by agents have no {option} of mpiexec: {} Start them by `mpiexec \
              $(regatta map --format pals) regatta launch`, as `regatta submit` does",

@@ -24,7 +24,7 @@ use regatta_model::text_table::table;
 
 /// Runs the command.
 pub fn run(args: &MapArgs) -> Result<ExitCode> {
-    let plan = PlacedJob::new(&args.source, &args.job)?;
+    let plan = PlacedJob::new(&args.source.source(), &args.job.request())?;
     if args.check {
         return check::run(args, &plan);
     }

@@ -6,11 +6,11 @@ use std::time::Duration;
 use anyhow::{Result, anyhow};
 use regatta_discover::Env;
 use regatta_launch::agent_launcher::handle::output_of;
+use regatta_launch::config::JobSource;
 use regatta_place::batch::BatchScheduler;
 use regatta_place::site_profile::{Profile, SiteEvidence};
 
 use crate::discovery::{Discovery, site_profiles};
-use crate::options::SourceArgs;
 
 /// Limit on the query of Slurm's cluster name.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -30,7 +30,7 @@ impl Site {
         if let Some(name) = name {
             return Ok(Self { profile: profiles.named(name)?.clone(), is_known: true });
         }
-        let discovery = Discovery::standalone(&SourceArgs::default())?;
+        let discovery = Discovery::run(&JobSource { standalone: true, ..JobSource::default() }, 0)?;
         let found = profiles.identify(&SiteEvidence {
             cluster: slurm_cluster_name(&discovery.env),
             domains: Vec::new(),

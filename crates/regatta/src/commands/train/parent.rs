@@ -26,20 +26,20 @@ pub fn run(mut task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
     let config = task.config()?;
     let (smoke, run_dir) = (task.smoke, task.run_dir());
     let mut launch = launch_request(args, &config, PathBuf::new()).options()?;
-    let discovery = launch::discover(&launch)?;
+    let discovery = launch::discover(&launch.job)?;
     // A rank that a scheduler started must not take another rank of its job for another job.
     if let Some(run_dir) = run_dir.as_ref().filter(|_| discovery.allocation.this_rank.is_none()) {
         run_folder::check_not_in_use(run_dir)?;
     }
     let folder = launch_folder(args, &config)?;
     task.set_launch_dir(&folder);
-    launch.run_dir = Some(folder.clone());
-    if !has_rank_count(&launch) {
-        launch.job.ranks = match smoke {
+    launch.job.run_dir = Some(folder.clone());
+    if !has_rank_count(&launch.job) {
+        launch.job.placement.job.ranks = match smoke {
             true => local_rank_count(&discovery),
             false => ranks_of_layout(&config, &discovery),
         };
-        if let Some(ranks) = launch.job.ranks.filter(|_| !smoke) {
+        if let Some(ranks) = launch.job.placement.job.ranks.filter(|_| !smoke) {
             output::note(&format!(
                 "{ranks} ranks, as the parallel layout needs; -n sets another number"
             ));
@@ -47,13 +47,12 @@ pub fn run(mut task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
     }
     match smoke {
         // The data is a check of its own, on the ranks.
-        true => preflight::check_without_data(&config, &launch)?,
-        false => preflight::check(&config, &launch, &discovery)?,
+        true => preflight::check_without_data(&config, &launch.job)?,
+        false => preflight::check(&config, &launch.job, &discovery)?,
     }
-    note_oversubscription(&launch, &discovery);
-    set_request(&mut launch, &discovery, RankTask::Train(task))?;
+    note_oversubscription(&launch.job, &discovery);
+    set_request(&mut launch.job, &discovery, RankTask::Train(task))?;
     if !smoke {
-        launch.saves_on_signal = true;
         let mut reporter = ProgressReporter::of_launcher(args.json, &run_dir.unwrap_or(folder));
         let code = launch::launch(&launch, discovery, Some(&mut reporter))?;
         reporter.resume_hint().iter().for_each(|hint| output::note(hint));
@@ -81,21 +80,21 @@ fn launch_folder(args: &TrainArgs, config: &Config) -> Result<PathBuf> {
 /// The number of ranks that training with these options starts, for `--explain`.
 pub fn planned_ranks(config: &Config, args: &TrainArgs) -> Result<usize> {
     let launch = launch_request(args, config, PathBuf::new()).options()?;
-    if let Some(ranks) = launch.job.ranks {
+    if let Some(ranks) = launch.job.placement.job.ranks {
         return Ok(ranks as usize);
     }
-    let discovery = launch::discover(&launch)?;
+    let discovery = launch::discover(&launch.job)?;
     let of_layout = || ranks_of_layout(config, &discovery);
-    if let Some(ranks) = (!has_rank_count(&launch)).then(of_layout).flatten() {
+    if let Some(ranks) = (!has_rank_count(&launch.job)).then(of_layout).flatten() {
         return Ok(ranks as usize);
     }
-    Ok(discovery.plan(&launch.source, &launch.job)?.placement.ranks as usize)
+    Ok(discovery.plan(&launch.job.source, &launch.job.placement)?.placement.ranks as usize)
 }
 
 /// Memory of the smallest GPU of the machines to train on, if known.
 pub fn gpu_memory(config: &Config, args: &TrainArgs) -> Result<Option<u64>> {
     let launch = launch_request(args, config, PathBuf::new()).options()?;
-    let discovery = launch::discover(&launch)?;
+    let discovery = launch::discover(&launch.job)?;
     let gpus = discovery.machines.iter().flat_map(|machine| &machine.gpus);
     Ok(gpus.filter_map(|gpu| gpu.memory_bytes).min())
 }

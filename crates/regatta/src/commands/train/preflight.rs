@@ -3,6 +3,7 @@
 
 use anyhow::{Context, Result};
 use regatta_comm::bootstrap::host_name;
+use regatta_launch::config::JobConfig;
 use regatta_predict::cost::rank_cost;
 use regatta_predict::layout::ParallelLayout;
 use regatta_predict::shape::ModelShape;
@@ -10,18 +11,17 @@ use regatta_train::config::{Config, DeviceKind};
 use regatta_train::data::{self, DataDirs, Sampler};
 
 use super::rank::data_spec;
-use crate::cli::LaunchArgs;
 use crate::commands::compute_device;
 use crate::discovery::Discovery;
 use crate::system::memory_limits;
 
 /// Checks the configuration as far as this process can: completely for ranks on this node, without
 /// data and memory for ranks on others.
-pub fn check(config: &Config, launch: &LaunchArgs, discovery: &Discovery) -> Result<()> {
+pub fn check(config: &Config, launch: &JobConfig, discovery: &Discovery) -> Result<()> {
     if discovery.needs_agents() || discovery.allocation.this_rank.is_some() {
         return check_without_data(config, launch);
     }
-    let ranks = discovery.clone().plan(&launch.source, &launch.job)?.placement.ranks as usize;
+    let ranks = discovery.clone().plan(&launch.source, &launch.placement)?.placement.ranks as usize;
     config.validate(ranks)?;
     let (vocab_size, tokens) = measure_data(config)?;
     let (plan, shape) = config.validate_with_vocab(ranks, vocab_size)?;
@@ -44,9 +44,10 @@ pub fn measure_data(config: &Config) -> Result<(usize, u64)> {
 }
 
 /// Checks the model with any vocabulary size, and the number of ranks if it is given.
-pub fn check_without_data(config: &Config, launch: &LaunchArgs) -> Result<()> {
+pub fn check_without_data(config: &Config, launch: &JobConfig) -> Result<()> {
     config.shape(1)?;
-    launch.job.ranks.map_or(Ok(()), |ranks| config.validate(ranks as usize).map(drop))?;
+    let ranks = launch.placement.job.ranks;
+    ranks.map_or(Ok(()), |ranks| config.validate(ranks as usize).map(drop))?;
     Ok(())
 }
 
