@@ -2,11 +2,11 @@
 //! actions, and reports the outcome.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use regatta_model::result::{RankExit, RankFailure, RunResult, STOPPED_EARLY};
+use regatta_model::run_folder::{Record, RunEvent};
 use regatta_wire::clock;
-use serde::Serialize;
 
 use crate::lines::{LineMerger, MergedLine};
 use crate::reaper;
@@ -54,32 +54,6 @@ const OUTPUT_BACKOFF: Duration = Duration::from_millis(2);
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(5);
 /// Exit of a rank that could not be started, as of a shell.
 const START_FAILED: RankExit = RankExit::Exit(127);
-
-/// A record of `events.jsonl`.
-#[derive(Serialize)]
-#[serde(rename_all = "kebab-case", tag = "event")]
-enum EventRecord<'a> {
-    Launched { command: &'a [String] },
-    Started { rank: u32, pid: u32 },
-    Exited { rank: u32, exit: RankExit },
-    LostPeer { rank: u32, peer: u32 },
-    SignalReceived { signal: i32 },
-    SignalSent { signal: i32 },
-    Killed,
-    ConnectionLost { why: &'a str },
-    NodeLost { ranks: &'a [u32] },
-    CheckFailed { why: &'a str },
-    Stalled { why: &'a str },
-    Warning { text: &'a str },
-}
-
-/// A record with the seconds since the start.
-#[derive(Serialize)]
-struct TimedRecord<'a> {
-    seconds: f64,
-    #[serde(flatten)]
-    record: EventRecord<'a>,
-}
 
 struct JobDriver<'a> {
     job: &'a JobAttempt,
@@ -152,7 +126,8 @@ pub fn run(
         workers,
         folder,
     };
-    driver.record(EventRecord::Launched { command: &job.command });
+    let launched = RunEvent::Launched { attempt: job.attempt, command: job.command.clone() };
+    driver.record(None, launched);
     driver.run(signals, observer);
     driver.outcome()
 }
@@ -229,7 +204,7 @@ impl JobDriver<'_> {
 
     fn on_event(&mut self, event: JobEvent) {
         match event {
-            JobEvent::Started { rank, pid } => self.record(EventRecord::Started { rank, pid }),
+            JobEvent::Started { rank, pid } => self.record(Some(rank), RunEvent::Started { pid }),
             JobEvent::Line(line) => {
                 self.supervise(SupervisorInput::Progress);
                 self.lines.push(line, Instant::now());
@@ -240,25 +215,25 @@ impl JobDriver<'_> {
             }
             JobEvent::Progress => self.supervise(SupervisorInput::Progress),
             JobEvent::Exited(rank, exit) => {
-                self.record(EventRecord::Exited { rank, exit });
+                self.record(Some(rank), RunEvent::Exited { exit });
                 self.supervise(SupervisorInput::Exited(rank, exit));
             }
             JobEvent::LostPeer { rank, peer } => {
-                self.record(EventRecord::LostPeer { rank, peer });
+                self.record(Some(rank), RunEvent::LostPeer { peer });
                 self.supervise(SupervisorInput::LostPeer(rank, peer));
             }
             JobEvent::OutputTail(rank, lines) => drop(self.tails.insert(rank, lines)),
             JobEvent::RankStates(states) => self.rank_states.extend(states),
             JobEvent::Signal(signal) => self.on_signal(signal, SignalSource::Agent),
             JobEvent::ConnectionLost { rank, why } => {
-                self.record(EventRecord::ConnectionLost { why: &why });
+                self.record(None, RunEvent::ConnectionLost { why: why.clone() });
                 self.set_cause(why);
                 self.supervise(SupervisorInput::ConnectionLost(rank));
             }
             JobEvent::NodeLost { node, ranks } => {
                 self.lost_nodes.push(node);
                 self.node_lost_at = Some(Instant::now());
-                self.record(EventRecord::NodeLost { ranks: &ranks });
+                self.record(None, RunEvent::NodeLost { ranks: ranks.clone() });
                 let lost = |rank| SupervisorInput::Exited(rank, RankExit::NodeLost);
                 ranks.into_iter().for_each(|rank| self.supervise(lost(rank)));
             }
@@ -267,7 +242,7 @@ impl JobDriver<'_> {
                 self.supervise(SupervisorInput::Exited(rank, START_FAILED));
             }
             JobEvent::CheckFailed { why } => {
-                self.record(EventRecord::CheckFailed { why: &why });
+                self.record(None, RunEvent::CheckFailed { why: why.clone() });
                 self.set_cause(why);
                 self.supervise(SupervisorInput::CheckFailed);
             }
@@ -275,7 +250,7 @@ impl JobDriver<'_> {
                 let was_hung = self.supervisor.hung;
                 self.supervise(SupervisorInput::Stalled);
                 if self.supervisor.hung && !was_hung {
-                    self.record(EventRecord::Stalled { why: &why });
+                    self.record(None, RunEvent::Stalled { why: why.clone() });
                     self.stall = Some(why);
                 }
             }
@@ -293,7 +268,7 @@ impl JobDriver<'_> {
 
     fn on_signal(&mut self, signal: i32, source: SignalSource) {
         if self.signals.is_new(signal, source, Instant::now()) {
-            self.record(EventRecord::SignalReceived { signal });
+            self.record(None, RunEvent::SignalReceived { signal });
             self.unobserved.push(signal);
             self.supervise(match source {
                 SignalSource::Launcher => SupervisorInput::Signal(signal),
@@ -314,7 +289,7 @@ impl JobDriver<'_> {
         if self.warnings.contains(&text) {
             return;
         }
-        self.record(EventRecord::Warning { text: &text });
+        self.record(None, RunEvent::Warning { text: text.clone() });
         self.warnings.push(text);
     }
 
@@ -322,16 +297,16 @@ impl JobDriver<'_> {
         for action in self.supervisor.handle(input, clock::now()) {
             match action {
                 SupervisorAction::SignalRanks(signal) => {
-                    self.record(EventRecord::SignalSent { signal });
+                    self.record(None, RunEvent::SignalSent { signal });
                     self.workers.control(RankControl::Signal(signal));
                 }
                 SupervisorAction::Terminate(signal) => {
-                    self.record(EventRecord::SignalSent { signal });
+                    self.record(None, RunEvent::SignalSent { signal });
                     self.workers.control(RankControl::Terminate(signal));
                 }
                 SupervisorAction::Kill => {
                     if !std::mem::replace(&mut self.killing, true) {
-                        self.record(EventRecord::Killed);
+                        self.record(None, RunEvent::Killed);
                     }
                     self.workers.control(RankControl::Kill);
                 }
@@ -341,9 +316,11 @@ impl JobDriver<'_> {
         }
     }
 
-    fn record(&mut self, record: EventRecord) {
-        let seconds = self.start.elapsed().as_secs_f64();
-        self.folder.append_event(&TimedRecord { seconds, record });
+    fn record(&mut self, rank: Option<u32>, event: RunEvent) {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let time = now.ok().map(|now| now.as_secs_f64());
+        let seconds = Some(self.start.elapsed().as_secs_f64());
+        self.folder.append_event(&Record { time, seconds, rank, event });
     }
 
     fn outcome(self) -> AttemptOutcome {

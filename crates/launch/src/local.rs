@@ -12,10 +12,11 @@ use crate::event_queue::{EventQueue, Notify};
 use crate::lines::MergedLine;
 use crate::proc_stat::{OomCounter, cpu_ticks, describe_state};
 use crate::process::{self, OpenFilesLimit, RankSpec, SpawnedRank, StartError};
-use crate::run_folder::{LogFolder, RunFolderError, log_name};
+use crate::run_folder::{LogFolder, RunFolderError};
 use crate::signals::is_termination_signal;
 use crate::stdio::{self, ControlEvent, Log, Output, StreamId};
 use crate::worker_group::{JobEvent, RankControl, WorkerGroup};
+use regatta_model::run_folder::log_name;
 
 /// Why ranks could not be started on this node.
 #[derive(Debug, thiserror::Error)]

@@ -1,16 +1,18 @@
 //! The data model and its file formats: machine, allocation, job specification, placement, run
-//! result and benchmark result. Every stage reads and writes these types. This crate does no I/O.
+//! folder, run result and benchmark result. Every stage reads and writes these types. This crate does no I/O.
 
 pub mod allocation;
 pub mod bench;
 pub mod cpuset;
 pub mod document;
+pub mod finite_or_null;
 pub mod hash;
 pub mod hostlist;
 pub mod job;
 pub mod machine;
 pub mod placement;
 pub mod result;
+pub mod run_folder;
 pub mod shell;
 pub mod suggest;
 pub mod text;

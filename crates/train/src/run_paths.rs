@@ -2,14 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use regatta_model::run_folder::{CHECKPOINTS, CONFIG};
+
 use crate::config::{Config, MAX_CONFIG_BYTES};
 use crate::regular_file;
-
-/// The resolved configuration.
-pub const CONFIG: &str = "config.toml";
-
-/// The directory of checkpoints, unless `checkpoint.dir` is set.
-pub const CHECKPOINTS: &str = "checkpoints";
 
 /// The checkpoint directory of a run.
 pub fn checkpoint_dir(config: &Config, run: &Path) -> PathBuf {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, Subcommand};
-use regatta_model::units;
+use regatta_model::{run_folder, units};
 use regatta_predict::shape::ModelShape;
 use regatta_train::checkpoint::huggingface::{self, HuggingFaceError};
 use regatta_train::checkpoint::manifest::{Manifest, ShardCounts};
@@ -200,8 +200,8 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 /// Refuses to write a checkpoint into a run, and over another one without `--force`.
 fn check_import_target(to: &Path, force: bool) -> Result<()> {
-    let is_run = |folder: &Path| folder.join(run_paths::CONFIG).exists();
-    let parent = to.parent().filter(|_| to.ends_with(run_paths::CHECKPOINTS));
+    let is_run = |folder: &Path| folder.join(run_folder::CONFIG).exists();
+    let parent = to.parent().filter(|_| to.ends_with(run_folder::CHECKPOINTS));
     if let Some(run) = [Some(to), parent].into_iter().flatten().find(|folder| is_run(folder)) {
         bail!("{} is a run folder: import to another folder with --to", run.display());
     }

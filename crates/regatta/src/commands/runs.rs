@@ -10,14 +10,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
+use regatta_model::run_folder::ROOT;
 use regatta_model::{text_table, units};
 
 use crate::cli::{ERROR, FAINT, GOOD, WARNING};
 use crate::output;
 use folder::{RunState, RunSummary};
-
-/// Default folder of run folders.
-const ROOT: &str = "runs";
 
 /// `regatta runs`.
 #[derive(Debug, Args)]
@@ -141,7 +139,7 @@ fn state_style(state: RunState) -> anstyle::Style {
 /// Start of a run, as `2026-11-16 15:30`.
 fn start_time(run: &RunSummary) -> String {
     let start = std::time::UNIX_EPOCH + std::time::Duration::from_secs(run.start as u64);
-    let id = regatta_launch::run_folder::run_id(start, 0);
+    let id = regatta_model::run_folder::run_id(start, 0);
     let part = |range: std::ops::Range<usize>| id.get(range).unwrap_or_default().to_owned();
     let [year, month, day, hour, minute] = [0..4, 4..6, 6..8, 9..11, 11..13].map(part);
     format!("{year}-{month}-{day} {hour}:{minute}")

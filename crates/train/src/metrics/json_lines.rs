@@ -5,9 +5,10 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
+use regatta_model::run_folder::{Record, RunEvent};
+use serde::Deserialize;
 
-use super::{Event, finite_or_null};
+use super::Event;
 use crate::regular_file;
 
 /// An append-only file. A partially failed write is overwritten by the next one.
@@ -59,29 +60,18 @@ impl JsonLines {
         Ok(lines.filter_map(parse_event).collect())
     }
 
-    /// Appends a line.
-    pub fn write<T: Serialize>(&mut self, line: &T) -> io::Result<()> {
-        let mut text = serde_json::to_vec(line)?;
-        text.push(b'\n');
-        self.0.append(&text)
+    /// Appends a record.
+    pub fn write(&mut self, record: &Record) -> io::Result<()> {
+        self.0.append(record.to_line()?.as_bytes())
     }
 }
 
-/// A line for an evaluation.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct ValidationLine {
-    pub step: u64,
-    #[serde(with = "finite_or_null")]
-    pub val_loss: f64,
-    pub time: f64,
-}
-
 fn parse_event(line: &[u8]) -> Option<Event> {
-    let step = serde_json::from_slice(line).map(|step| Event::Step(Box::new(step)));
-    step.ok().or_else(|| {
-        let ValidationLine { step, val_loss: loss, .. } = serde_json::from_slice(line).ok()?;
-        Some(Event::Validation { step, loss })
-    })
+    match Record::parse(line).ok()?.event {
+        RunEvent::Step(step) => Some(Event::Step(step)),
+        RunEvent::Validation { step, val_loss } => Some(Event::Validation { step, loss: val_loss }),
+        _ => None,
+    }
 }
 
 /// Length of the complete lines up to step `last_step`.
@@ -122,10 +112,13 @@ mod tests {
         let dir = TempDir::new();
         let path = dir.file("lines", LINES);
         let mut lines = JsonLines::open(&path, 1).unwrap();
-        lines.write(&serde_json::json!({"step": 2, "loss": 0.5})).unwrap();
-        lines.write(&serde_json::json!({"step": 3})).unwrap();
+        let records = [2, 3].map(|step| {
+            Record::of_metrics(step as f64, RunEvent::Validation { step, val_loss: 0.5 })
+        });
+        records.iter().for_each(|record| lines.write(record).unwrap());
         let text = std::fs::read_to_string(&path).unwrap();
-        assert_eq!(text, "{\"step\":1}\n{\"loss\":0.5,\"step\":2}\n{\"step\":3}\n");
+        let [second, third] = records.map(|record| record.to_line().unwrap());
+        assert_eq!(text, format!("{{\"step\":1}}\n{second}{third}"));
     }
 
     #[test]

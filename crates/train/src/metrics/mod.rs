@@ -5,24 +5,17 @@
 
 mod crc32c;
 mod event;
-mod finite_or_null;
 mod json_lines;
 mod recorder;
 mod tensorboard;
 
-pub use event::{
-    EndReason, Event, GpuMemory, RankBytes, RunInfo, StepMetrics, StepSeconds, Summary,
-};
+pub use event::{EndReason, Event, RankBytes, RunInfo, Summary};
 pub use json_lines::JsonLines;
 pub use recorder::Recorder;
+pub use regatta_model::run_folder::{GpuMemory, StepMetrics, StepSeconds};
 pub use tensorboard::TensorBoard;
 
 /// Model FLOPs per token, as counted by [`regatta_predict::shape::ModelShape::training_flops_per_token`]: L layers,
 /// hidden size h, g key/value heads of a heads, sequence length s, intermediate size f (factor 4, or 6 with
 /// a gated MLP), vocabulary size V.
 pub const FLOPS_FORMULA: &str = "3[L(4h²(1+g/a)+2sh+(4|6)hf)+2hV] per token";
-
-/// Metrics file in the run folder, one line per step.
-pub const METRICS_FILE: &str = "metrics.jsonl";
-/// Directory of TensorBoard event files in the run folder.
-pub const TENSORBOARD_DIR: &str = "tensorboard";

@@ -3,8 +3,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::json_lines::ValidationLine;
-use super::{Event, JsonLines, METRICS_FILE, StepMetrics, TENSORBOARD_DIR, TensorBoard};
+use regatta_model::run_folder::{METRICS, Record, RunEvent, TENSORBOARD};
+
+use super::{Event, JsonLines, StepMetrics, TensorBoard};
 
 /// The metrics files of a run.
 #[derive(Debug)]
@@ -26,9 +27,9 @@ impl Recorder {
         host: &str,
         time: f64,
     ) -> (Self, Option<String>) {
-        let lines = JsonLines::open(&folder.join(METRICS_FILE), last_step);
+        let lines = JsonLines::open(&folder.join(METRICS), last_step);
         let tensorboard = tensorboard
-            .then(|| TensorBoard::create(&folder.join(TENSORBOARD_DIR), host, time, last_step))
+            .then(|| TensorBoard::create(&folder.join(TENSORBOARD), host, time, last_step))
             .transpose();
         let mut recorder =
             Self { lines: None, tensorboard: None, folder: folder.to_owned(), warned: false };
@@ -51,7 +52,7 @@ impl Recorder {
     }
 
     fn step(&mut self, step: &StepMetrics) -> io::Result<()> {
-        let lines = self.lines.as_mut().map_or(Ok(()), |lines| lines.write(step));
+        let lines = self.write(step.time, RunEvent::Step(Box::new(step.clone())));
         let phases =
             step.seconds.phases().map(|(name, seconds)| (format!("seconds/{name}"), seconds));
         let mut scalars = vec![
@@ -70,9 +71,13 @@ impl Recorder {
     }
 
     fn validation(&mut self, step: u64, loss: f64, time: f64) -> io::Result<()> {
-        let line = ValidationLine { step, val_loss: loss, time };
-        let lines = self.lines.as_mut().map_or(Ok(()), |lines| lines.write(&line));
+        let lines = self.write(time, RunEvent::Validation { step, val_loss: loss });
         lines.and(self.add_scalars(time, step, &[("loss/val", loss)]))
+    }
+
+    fn write(&mut self, time: f64, event: RunEvent) -> io::Result<()> {
+        let Some(lines) = &mut self.lines else { return Ok(()) };
+        lines.write(&Record::of_metrics(time, event))
     }
 
     fn add_scalars(&mut self, time: f64, step: u64, scalars: &[(&str, f64)]) -> io::Result<()> {
@@ -116,11 +121,11 @@ mod tests {
         (4..=6).for_each(|n| assert_eq!(second.record(&step(n), 1e9), None));
         let validation = Event::Validation { step: 6, loss: f64::NAN };
         assert_eq!(second.record(&validation, 1e9), None);
-        let last = JsonLines::read(&folder.0.join(METRICS_FILE), 9).unwrap().pop();
+        let last = JsonLines::read(&folder.0.join(METRICS), 9).unwrap().pop();
         assert!(matches!(last, Some(Event::Validation { step: 6, loss }) if loss.is_nan()));
-        let text = std::fs::read_to_string(folder.0.join(METRICS_FILE)).unwrap();
-        let before = JsonLines::read(&folder.0.join(METRICS_FILE), 2).unwrap();
-        let event_files = std::fs::read_dir(folder.0.join(TENSORBOARD_DIR)).unwrap().count();
+        let text = std::fs::read_to_string(folder.0.join(METRICS)).unwrap();
+        let before = JsonLines::read(&folder.0.join(METRICS), 2).unwrap();
+        let event_files = std::fs::read_dir(folder.0.join(TENSORBOARD)).unwrap().count();
         let line = |line| serde_json::from_str::<StepMetrics>(line).unwrap().step;
         let steps = text.lines().filter(|line| !line.contains("val_loss"));
         assert_eq!(steps.map(line).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
@@ -131,7 +136,7 @@ mod tests {
     #[test]
     fn a_full_disk_is_warned_about_once() {
         let folder = TempDir::new();
-        std::os::unix::fs::symlink("/dev/full", folder.0.join(METRICS_FILE)).unwrap();
+        std::os::unix::fs::symlink("/dev/full", folder.0.join(METRICS)).unwrap();
         let (mut recorder, warning) = Recorder::open(&folder.0, false, 0, "host", 1e9);
         assert_eq!(warning, None);
         let warning = recorder.record(&step(1), 1e9).unwrap();

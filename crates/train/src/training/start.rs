@@ -24,14 +24,12 @@ use crate::parallel::{ProcessGroups, ZeroStage};
 use crate::run_paths;
 use crate::state::{ParamInit, ShardingConfig};
 use crate::step::{DeviceModel, Engine};
+use regatta_model::run_folder::OFFLOADED;
 use regatta_predict::cost::rank_cost;
 use regatta_predict::layout::ParallelLayout;
 use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::{Stage, StageError};
 use regatta_predict::shape::ModelShape;
-
-/// Directory of offloaded state in the run folder.
-const OFFLOADED: &str = "offloaded";
 
 impl TrainingLoop {
     /// Initialises or restores the state of all ranks.

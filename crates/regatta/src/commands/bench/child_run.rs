@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use regatta_model::Operation;
+use regatta_model::run_folder::BENCH_RESULT;
 
 use super::args::CollectiveArgs;
 
@@ -42,9 +43,6 @@ pub fn apply(args: &mut CollectiveArgs) {
     args.ranks.run_dir = Some(folder);
 }
 
-/// The result file in the run folder.
-pub const RESULT_FILE: &str = "bench.json";
-
 /// One run of a sweep or scan.
 pub struct ChildRun {
     pub folder: PathBuf,
@@ -60,7 +58,7 @@ pub struct ChildRun {
 impl ChildRun {
     /// Path of its result.
     pub fn out(&self) -> PathBuf {
-        self.folder.join(RESULT_FILE)
+        self.folder.join(BENCH_RESULT)
     }
 
     /// The hidden options to append to the command line.
@@ -107,7 +105,7 @@ mod tests {
                 format!("-b 8 {out} --label=y --nodes 4 --csv --plot p.svg --sweep A=1 B=-x");
             let args = applied(&line, &child);
             assert!(!args.is_multi_run() && !args.output.csv, "{line}");
-            assert_eq!(args.output.out, None, "the default, {}: {line}", RESULT_FILE);
+            assert_eq!(args.output.out, None, "the default, {}: {line}", BENCH_RESULT);
             assert_eq!((args.sizes.min, args.ranks.nodes), (Some(8), Some(4)));
             assert_eq!(args.table.plot, None);
             assert_eq!(args.output.label.as_deref(), Some("A=1 B=-x"));

@@ -8,9 +8,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::Result;
 use regatta_comm::{Collectives, Comm};
 use regatta_launch::config::JobSource;
-use regatta_launch::run_folder;
 use regatta_measure::labels::default_label;
 use regatta_model::bench::{BenchDevice, BenchMachine, BenchParameters, BenchProgram, BenchShape};
+use regatta_model::run_folder;
 use regatta_model::{BenchResult, Machine};
 
 use super::backend::{self, Connection};

@@ -11,6 +11,7 @@ use regatta_launch::config::JobSource;
 use regatta_launch::signals::SignalCatcher;
 use regatta_measure::sweep::Sweep;
 use regatta_measure::{scaling, sweep, write};
+use regatta_model::run_folder::BENCH_LOCK;
 use regatta_model::{BenchResult, Operation};
 use regatta_train::lock_file::{LockResult, lock_file};
 
@@ -22,9 +23,6 @@ use crate::commands::child_process;
 use crate::commands::launch::{new_run_id, run_dir_or_new};
 use crate::discovery::Discovery;
 use crate::output;
-
-/// Lock file in the folder of a sweep or scan, locked during the runs.
-pub const LOCK_FILE: &str = "bench.lock";
 
 /// Runs all children and prints the summary.
 pub fn run(operations: &[Operation], args: &CollectiveArgs) -> Result<ExitCode> {
@@ -195,7 +193,7 @@ fn run_children(
 /// Locks the folder of a sweep or scan, for `regatta runs`. Without a lock the runs go on.
 pub fn lock(folder: &Path) -> Option<LockResult> {
     std::fs::create_dir_all(folder).ok()?;
-    lock_file(&folder.join(LOCK_FILE)).ok()
+    lock_file(&folder.join(BENCH_LOCK)).ok()
 }
 
 /// The command of a child run.

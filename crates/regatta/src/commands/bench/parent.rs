@@ -5,9 +5,9 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use regatta_comm::nccl::{self, Vendor};
+use regatta_model::run_folder::BENCH_RESULT;
 
 use super::args::{Backend, BenchCommand, BenchRankArgs};
-use super::child_run::RESULT_FILE;
 use super::net_plugin;
 use super::options::BenchOptions;
 use super::reporter::Reporter;
@@ -31,7 +31,7 @@ pub fn run(command: &BenchCommand, options: &BenchOptions<'_>) -> Result<ExitCod
     args.job.placement.job.ranks.map_or(Ok(()), |ranks| options.workload.check_ranks(ranks))?;
     note_oversubscription(&args.job, &discovery);
     set_request(&mut args.job, &discovery, RankTask::Bench(Box::new(command.clone())))?;
-    let out = options.output.out.clone().unwrap_or_else(|| folder.join(RESULT_FILE));
+    let out = options.output.out.clone().unwrap_or_else(|| folder.join(BENCH_RESULT));
     let mut reporter = Reporter::new(options, Some(out), ReporterOutput::queued())?;
     let code = launch::launch(&args, discovery, Some(&mut reporter))?;
     let exit_code = reporter.finish()?;

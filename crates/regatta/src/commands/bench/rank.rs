@@ -8,10 +8,10 @@ use anyhow::{Result, bail};
 use regatta_comm::nccl::Gpu;
 use regatta_comm::{Collectives, Comm, ReduceOp, bootstrap, tune};
 use regatta_launch::channel::RankEnd;
-use regatta_launch::run_folder;
 use regatta_measure::collectives::{self, BenchEvent, BenchProgress, MemoryKind, RunConfig};
 use regatta_measure::pairs::{self, PairsOptions};
 use regatta_measure::roofline;
+use regatta_model::run_folder::{self, bench_result_name};
 use regatta_model::{document, units};
 
 use super::backend::{self, Connection};
@@ -23,7 +23,7 @@ use crate::commands::rank_worker::RankContext;
 use crate::commands::reporter_output::ReporterOutput;
 
 /// Upper bound on result files in a run folder.
-const MAX_RESULT_FILES: u32 = 9999;
+const MAX_RESULT_FILES: usize = 9999;
 
 /// Buffers per rank and size, including those of the communicator.
 const BUFFERS: u64 = 3;
@@ -162,8 +162,7 @@ fn run_tuning(
 /// may have left its own.
 fn new_result_file() -> Option<PathBuf> {
     let folder = std::env::var_os(run_folder::VARIABLE).map(PathBuf::from)?;
-    let more = (2..=MAX_RESULT_FILES).map(|number| format!("bench-{number}.json"));
-    let names = ["bench.json".to_owned()].into_iter().chain(more);
+    let names = (1..=MAX_RESULT_FILES).map(bench_result_name);
     names.map(|name| folder.join(name)).find(|file| folder.is_dir() && !file.exists())
 }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use super::FOLDER;
+use regatta_model::run_folder::COMMS;
 
 /// The files with an extension in run folders and folders, and those that are named, in order.
 pub fn find(paths: &[PathBuf], extension: &str) -> Result<Vec<PathBuf>> {
@@ -16,7 +16,7 @@ pub fn find(paths: &[PathBuf], extension: &str) -> Result<Vec<PathBuf>> {
             found.push(path.clone());
             continue;
         }
-        let inner = path.join(FOLDER);
+        let inner = path.join(COMMS);
         let folder = if inner.is_dir() { inner } else { path.clone() };
         let files = files_of(&folder, extension)
             .with_context(|| format!("cannot read {}", folder.display()))?;

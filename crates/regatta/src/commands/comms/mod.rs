@@ -20,9 +20,6 @@ use regatta_observe::comms::Attempts;
 use crate::options::number;
 use crate::output;
 
-/// Folder of the event files in a run folder.
-pub const FOLDER: &str = "comms";
-
 /// `regatta comms`.
 #[derive(Debug, Args)]
 pub struct CommsArgs {

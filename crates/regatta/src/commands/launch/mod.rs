@@ -28,10 +28,11 @@ use regatta_launch::node_pool::{NodePool, PoolUpdate};
 use regatta_launch::process::StartError;
 use regatta_launch::reaper::{self, Watchdog};
 use regatta_launch::restart_backoff::RestartBackoff;
-use regatta_launch::run_folder::{self, RunFolder};
+use regatta_launch::run_folder::RunFolder;
 use regatta_launch::signals::SignalCatcher;
 use regatta_launch::worker_group::WorkerGroup;
 use regatta_model::document;
+use regatta_model::run_folder;
 use regatta_model::units::pluralize;
 
 use crate::cli::LaunchArgs;
@@ -224,8 +225,8 @@ fn dry_run(
     let mut plan = local::LocalTarget::new(config, discovery, &id, None).plan(0)?;
     net_check::set_variables(parts, &mut plan, "RUN-FOLDER/net", 0)?;
     let folder = Path::new("RUN-FOLDER");
-    profile::set_variables(parts, &mut plan, folder.join(profile::FOLDER))?;
-    plugins.set_variables(&mut plan, &folder.join(nccl_plugins::FOLDER))?;
+    profile::set_variables(parts, &mut plan, folder.join(run_folder::COMMS))?;
+    plugins.set_variables(&mut plan, &folder.join(run_folder::PLUGINS))?;
     plugins.note_missing_rows(&plan);
     plan.job.placement.warnings.iter().for_each(output::warn);
     output::print(&format!("{agents}{}", report::describe(&plan)))?;
@@ -346,7 +347,7 @@ fn run_attempts(
         }
         let result = &outcome.result;
         // A full disk may be the cause of the failure and must not hide it.
-        if let Err(error) = folder.write_durable("result.json", &document::to_json(result)?) {
+        if let Err(error) = folder.write_durable(run_folder::RESULT, &document::to_json(result)?) {
             output::note(&error.to_string());
         }
         let failed = result.failure.is_some() || result.hang.is_some();

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use regatta_launch::rank_files::{FileSource, MAX_PATH_BYTES, RankFile};
 use regatta_launch::run_folder::RunFolder;
+use regatta_model::run_folder::PLUGINS;
 use regatta_nccl_tuning::table::MAX_BYTES;
 use regatta_nccl_tuning::{Communicator, Table};
 
@@ -28,8 +29,6 @@ const NETWORK_VARIABLE: &str = "NCCL_NET";
 const REQUIRE_VARIABLE: &str = "REGATTA_NET";
 /// Name of our network in NCCL.
 const NETWORK: &str = "Regatta";
-/// Folder of the plug-ins in the run folder.
-pub const FOLDER: &str = "plugins";
 /// Name of the table in that folder.
 const TABLE_NAME: &str = "tuning.txt";
 /// Most sizes of communicators in a note.
@@ -76,12 +75,12 @@ impl NcclPlugins {
             return Ok(());
         }
         let path = std::path::absolute(folder.path()).context("path of the run folder")?;
-        let path = path.join(FOLDER);
+        let path = path.join(PLUGINS);
         self.set_variables(plan, &path)?;
         self.note_missing_rows(plan);
         if let Some(tuning) = &self.tuning {
             plugins::TUNER.install(&path)?;
-            let table = Path::new(FOLDER).join(TABLE_NAME);
+            let table = Path::new(PLUGINS).join(TABLE_NAME);
             folder.write(&table.to_string_lossy(), &tuning.text)?;
         }
         if self.net == Some(NetPlugin::Regatta) {
@@ -286,7 +285,7 @@ fn missing_rows(table: &Table, job: Communicator) -> Option<String> {
 /// Removes what [`NcclPlugins::prepare`] wrote to a folder in which nothing ran.
 pub fn discard(folder: &RunFolder) {
     for name in [plugins::TUNER.name, plugins::NET.name, TABLE_NAME] {
-        folder.remove(FOLDER, name);
+        folder.remove(PLUGINS, name);
     }
 }
 

@@ -11,10 +11,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use regatta_launch::run_folder::{RunFolder, attempt_folder};
+use regatta_launch::run_folder::RunFolder;
 use regatta_launch::worker_group::{JobEvent, RankControl, WorkerGroup};
 use regatta_model::document;
 use regatta_model::result::RunResult;
+use regatta_model::run_folder::{NET_LOGS, NET_REPORT, attempt_folder};
 use regatta_observe::net_log::report::{Level, report};
 use regatta_observe::net_log::{NetLog, NetReport, Requirement, SourceId};
 
@@ -36,8 +37,6 @@ const CHUNK: usize = 1 << 20;
 const MAX_LOG: u64 = 256 << 20;
 /// Subsystems that log network, plug-in, channels and variables.
 const SUBSYSTEMS: &str = "INIT,BOOTSTRAP,NET,ENV";
-/// File of the report in the run folder.
-const REPORT: &str = "net.json";
 
 /// Variables that make NCCL log what is checked.
 #[derive(Debug, PartialEq, Eq)]
@@ -146,7 +145,7 @@ impl NetCheck {
             return Ok(None);
         }
         let path = std::path::absolute(folder.path()).context("path of the run folder")?;
-        let mut logs = path.join(net_log::FOLDER);
+        let mut logs = path.join(NET_LOGS);
         logs.extend(attempt_folder(attempt));
         let Some(text) = logs.to_str() else {
             bail!("--check-net needs a run folder whose path is UTF-8: pass --run-dir")
@@ -187,7 +186,10 @@ impl NetCheck {
         self.stop.store(true, Ordering::Relaxed);
         let Some(Ok(report)) = self.thread.take().map(JoinHandle::join) else { return };
         let json = document::to_json(&report);
-        match json.map_err(anyhow::Error::from).and_then(|json| Ok(folder.write(REPORT, &json)?)) {
+        match json
+            .map_err(anyhow::Error::from)
+            .and_then(|json| Ok(folder.write(NET_REPORT, &json)?))
+        {
             Ok(()) => {}
             Err(error) => output::note(&format!("{error:#}")),
         }

@@ -12,6 +12,7 @@ use regatta_events::record::settings::{FOLDER_VARIABLE, LEVEL_VARIABLE, Level};
 use regatta_launch::process::RankSpec;
 use regatta_launch::run_folder::RunFolder;
 use regatta_model::result::{RunResult, StalledOperation};
+use regatta_model::run_folder::COMMS;
 use regatta_observe::comms_status::{Finding, Role};
 
 use super::options::PartOptions;
@@ -23,8 +24,6 @@ use crate::{output, plugins};
 
 /// Environment variable with the path of NCCL's and RCCL's profiler plug-in.
 pub const PLUGIN_VARIABLE: &str = "NCCL_PROFILER_PLUGIN";
-/// Folder of the event files in the run folder.
-pub const FOLDER: &str = "comms";
 /// Part of the warning about a node that records to a folder of its own.
 const NOT_SEEN: &str = "this node does not see the run folder";
 /// Most operations of a hang that `result.json` lists.
@@ -78,7 +77,7 @@ pub fn prepare(
     if options.profile.is_none() {
         return Ok(None);
     }
-    let path = std::path::absolute(folder.path()).context("path of the run folder")?.join(FOLDER);
+    let path = std::path::absolute(folder.path()).context("path of the run folder")?.join(COMMS);
     set_variables(options, plan, path.clone())?;
     plugins::PROFILER.install(&path)?;
     StatusWatch::start(path, plan.hosts(), hang_after).map(Some)
@@ -164,11 +163,11 @@ pub fn print_hint(options: &PartOptions, folder: &RunFolder) {
 
 /// Removes what [`prepare`] wrote to a folder in which nothing ran.
 pub fn discard(folder: &RunFolder) {
-    folder.remove(FOLDER, plugins::PROFILER.name);
+    folder.remove(COMMS, plugins::PROFILER.name);
 }
 
 fn has_events(folder: &RunFolder) -> bool {
-    let entries = std::fs::read_dir(folder.path().join(FOLDER)).into_iter().flatten().flatten();
+    let entries = std::fs::read_dir(folder.path().join(COMMS)).into_iter().flatten().flatten();
     let mut paths = entries.map(|entry| entry.path());
     paths.any(|path| path.extension().is_some_and(|extension| extension == file::EXTENSION))
 }

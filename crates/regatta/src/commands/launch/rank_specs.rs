@@ -9,10 +9,9 @@ use regatta_launch::config::JobConfig;
 use regatta_launch::cpu_binding::Binding;
 use regatta_launch::process::{EnvSetting, RankSpec};
 use regatta_launch::rank_files::RankFile;
-use regatta_launch::run_folder;
 use regatta_launch::wrap::Wrap;
 use regatta_model::units::pluralize;
-use regatta_model::{CpuSet, hostlist};
+use regatta_model::{CpuSet, hostlist, run_folder};
 use regatta_place::environment::{EnvVar, Rendezvous};
 use serde::Serialize;
 

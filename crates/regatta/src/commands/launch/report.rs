@@ -6,8 +6,9 @@ use std::time::Duration;
 use anstream::adapter::strip_str;
 use anyhow::Result;
 use regatta_launch::node_pool::{NodeChange, PoolUpdate};
-use regatta_launch::run_folder::{self, RunFolder};
+use regatta_launch::run_folder::RunFolder;
 use regatta_model::result::{RunResult, StalledOperation};
+use regatta_model::run_folder::{self, machine_name};
 use regatta_model::units::pluralize;
 use regatta_model::{CpuSet, MemoryPolicy, document, hostlist};
 
@@ -22,13 +23,12 @@ const MAX_CAUSES: usize = 8;
 /// Writes machine, placement and environment to the run folder.
 pub fn write_plan(folder: &RunFolder, launch: &AttemptSpec) -> Result<()> {
     let plan = &launch.job;
-    folder.write("machine.json", &document::to_json(&plan.machines[0])?)?;
-    for (i, machine) in plan.machines.iter().enumerate().skip(1) {
-        folder.write(&format!("machine-{i}.json"), &document::to_json(machine)?)?;
+    for (i, machine) in plan.machines.iter().enumerate() {
+        folder.write(&machine_name(i), &document::to_json(machine)?)?;
     }
-    folder.write("placement.json", &document::to_json(&plan.placement)?)?;
+    folder.write(run_folder::PLACEMENT, &document::to_json(&plan.placement)?)?;
     let environment = serde_json::to_string_pretty(&launch.environment())?;
-    Ok(folder.write("environment.json", &environment)?)
+    Ok(folder.write(run_folder::ENVIRONMENT, &environment)?)
 }
 
 /// Command, binding and environment of each rank, for `--dry-run`.
@@ -130,7 +130,7 @@ pub fn print_result(
         } else {
             text.push_str(&result.hang.as_ref().map_or_else(String::new, states));
         }
-        let mut logs = folder.join("log");
+        let mut logs = folder.join(run_folder::LOG);
         logs.extend(run_folder::attempt_folder(result.restarts));
         text.push_str(&format!("  logs: {}\n", logs.display()));
     } else if !caller_prints_run_dir {

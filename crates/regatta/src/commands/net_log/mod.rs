@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use regatta_model::document;
+use regatta_model::run_folder::NET_LOGS;
 use regatta_observe::net_log::report::{Level, report};
 use regatta_observe::net_log::{NetLog, Requirement};
 
@@ -18,8 +19,6 @@ pub use render::{failed_requirement, render, verdict_line};
 
 /// Size of the chunks in which logs are read.
 const CHUNK: usize = 1 << 20;
-/// Folder of the logs of `regatta launch --check-net` in a run folder.
-pub const FOLDER: &str = "net";
 
 /// `regatta net-log`.
 #[derive(Debug, Args)]
@@ -80,7 +79,7 @@ fn add(log: &mut NetLog, path: &Path) -> Result<()> {
         let files = rank_logs(path).with_context(context)?;
         if files.is_empty() {
             bail!(
-                "{} has no rank-N.log, nor has its folder {FOLDER}: name the files, or the run folder of \
+                "{} has no rank-N.log, nor has its folder {NET_LOGS}: name the files, or the run folder of \
                  `regatta launch --check-net`",
                 path.display()
             );
@@ -116,7 +115,7 @@ fn read(log: &mut NetLog, name: &str, rank: Option<u32>, mut file: impl Read) ->
 
 /// The logs of a run folder, or of its folder of logs, by rank.
 fn rank_logs(folder: &Path) -> io::Result<Vec<(u32, PathBuf)>> {
-    let inner = folder.join(FOLDER);
+    let inner = folder.join(NET_LOGS);
     let folder = if inner.is_dir() { inner } else { folder.to_owned() };
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder)? {

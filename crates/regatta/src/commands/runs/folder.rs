@@ -9,18 +9,15 @@ use anyhow::{Context, Result};
 use regatta_launch::signals::is_termination_signal;
 use regatta_model::document;
 use regatta_model::result::RunResult;
-use regatta_train::metrics::METRICS_FILE;
-use regatta_train::{regular_file, run_paths};
+use regatta_model::run_folder::{
+    BENCH_LOCK, BENCH_RESULT, CONFIG, EVENTS, LOG, METRICS, RELAUNCH, RESULT, TRAIN_LOCK,
+};
+use regatta_train::regular_file;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::locks::{self, LockState};
-use crate::commands::bench::child_run::RESULT_FILE;
-use crate::commands::bench::multi_run::LOCK_FILE as BENCH_LOCK;
-use crate::commands::train::run_folder::{LOCK_FILE as TRAIN_LOCK, RELAUNCH_FOLDER};
 
-/// Events of a launch; the launcher holds a lock on the file.
-pub const EVENTS: &str = "events.jsonl";
 /// Bytes to read from the end of a file of JSON lines, which may have millions of lines.
 const TAIL_BYTES: u64 = 64 << 10;
 /// Bytes of metrics in which the last validation is searched.
@@ -125,12 +122,12 @@ pub fn read(path: &Path) -> Option<RunSummary> {
 /// The kind of a run folder, by files that only regatta writes together.
 pub fn kind(path: &Path) -> Option<RunKind> {
     let has = |name: &str| path.join(name).is_file();
-    let is_launch = has(EVENTS) && path.join("log").is_dir();
+    let is_launch = has(EVENTS) && path.join(LOG).is_dir();
     // Ranks that a scheduler started have no launcher.
-    if has(run_paths::CONFIG) && (is_launch || has(TRAIN_LOCK)) {
+    if has(CONFIG) && (is_launch || has(TRAIN_LOCK)) {
         return Some(RunKind::Train);
     }
-    if has(BENCH_LOCK) || is_launch && has(RESULT_FILE) {
+    if has(BENCH_LOCK) || is_launch && has(BENCH_RESULT) {
         return Some(RunKind::Bench);
     }
     // A training or benchmark that failed early has written none of its own files.
@@ -155,14 +152,14 @@ fn subcommand(path: &Path) -> Option<String> {
 /// The folder of the last launch of a run: the run folder itself, or that of the last resumption. A
 /// launch that was refused before its training started has no configuration and does not count.
 pub fn last_launch(path: &Path) -> PathBuf {
-    let relaunches = subfolders(&path.join(RELAUNCH_FOLDER)).into_iter();
-    let started = relaunches.filter(|launch| launch.join(run_paths::CONFIG).is_file());
+    let relaunches = subfolders(&path.join(RELAUNCH)).into_iter();
+    let started = relaunches.filter(|launch| launch.join(CONFIG).is_file());
     started.max().unwrap_or_else(|| path.to_owned())
 }
 
 /// The result of the last launch, if it ended.
 pub fn result(path: &Path) -> Option<RunResult> {
-    let file = last_launch(path).join("result.json");
+    let file = last_launch(path).join(RESULT);
     let text = regular_file::read_to_string(&file, MAX_RESULT_BYTES).ok()?;
     document::from_json(&text).ok()
 }
@@ -170,7 +167,7 @@ pub fn result(path: &Path) -> Option<RunResult> {
 /// Files that processes of a running run have locked.
 pub fn lock_files(path: &Path) -> Vec<PathBuf> {
     let mut files = [TRAIN_LOCK, BENCH_LOCK, EVENTS].map(|name| path.join(name)).to_vec();
-    let relaunches = subfolders(&path.join(RELAUNCH_FOLDER));
+    let relaunches = subfolders(&path.join(RELAUNCH));
     files.extend(relaunches.iter().map(|launch| launch.join(EVENTS)));
     if path.join(BENCH_LOCK).is_file() {
         files.extend(subfolders(path).iter().map(|child| child.join(EVENTS)));
@@ -213,7 +210,7 @@ fn is_termination(event: &Value) -> bool {
 /// of the folder, where the file system records it.
 fn start(path: &Path, last_activity: f64) -> f64 {
     let id = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let by_id = regatta_launch::run_folder::run_id_time(id);
+    let by_id = regatta_model::run_folder::run_id_time(id);
     let created = || std::fs::metadata(path).and_then(|found| found.created()).ok();
     by_id.or_else(created).map_or(last_activity, seconds)
 }
@@ -241,13 +238,13 @@ pub struct Progress {
 
 /// How far the training in a run folder is. Unlike [`read`], cheap: it reads the end of one file.
 pub fn progress(path: &Path) -> Option<Progress> {
-    let last = last_metrics(tail(&path.join(METRICS_FILE), TAIL_BYTES));
+    let last = last_metrics(tail(&path.join(METRICS), TAIL_BYTES));
     Some(Progress { step: last.step?, steps: last.steps, loss: last.loss })
 }
 
 /// Reads more of the end of the file until it includes a validation, which may be many steps ago.
 fn metrics(path: &Path) -> LastMetrics {
-    let file = path.join(METRICS_FILE);
+    let file = path.join(METRICS);
     let length = std::fs::metadata(&file).map_or(0, |found| found.len()).min(MAX_TAIL_BYTES);
     let mut bytes = TAIL_BYTES;
     loop {

@@ -2,15 +2,16 @@
 
 use std::path::Path;
 
+use regatta_model::run_folder;
 use regatta_train::config::{Config, MAX_CONFIG_BYTES};
-use regatta_train::{regular_file, run_paths};
+use regatta_train::regular_file;
 
 use super::folder::{self, RunKind, RunState};
 
 /// The message for a run folder without a checkpoint; `None` if it is not one.
 pub fn message(path: &Path) -> Option<String> {
     let run = folder::read(path)?;
-    let file = path.join(run_paths::CONFIG);
+    let file = path.join(run_folder::CONFIG);
     let text = regular_file::read_to_string(&file, MAX_CONFIG_BYTES).unwrap_or_default();
     let config = Some(text).filter(|text| !text.is_empty());
     let config = config.and_then(|text| Config::from_toml(&file, &text).ok());

@@ -6,32 +6,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use clap::Args;
+use regatta_model::run_folder::{EVENTS, LOG, is_own_name};
 use regatta_model::units;
 use serde::Serialize;
 
-use super::folder::{self, EVENTS, RunState, RunSummary};
+use super::folder::{self, RunState, RunSummary};
 use super::{RootArgs, locks, start_time};
 use crate::cli::{FAINT, HEADING};
 use crate::output;
-
-/// Files and folders at the top of a run folder that regatta writes.
-const OWN_NAMES: [&str; 15] = [
-    "bench.json",
-    "bench.lock",
-    "checkpoints",
-    "config.toml",
-    "environment.json",
-    EVENTS,
-    "log",
-    "machine.json",
-    "metrics.jsonl",
-    "offloaded",
-    "placement.json",
-    "relaunch",
-    "result.json",
-    "tensorboard",
-    "train.lock",
-];
 
 /// `regatta runs prune`.
 #[derive(Debug, Args)]
@@ -113,10 +95,8 @@ fn foreign_file(path: &Path) -> Option<String> {
     let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
     let is_foreign = |entry: &std::fs::DirEntry| {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let is_machine = name.starts_with("machine-") && name.ends_with(".json");
-        let is_own = OWN_NAMES.contains(&name.trim_end_matches(".part")) || is_machine;
         let is_child = !entry.path().is_symlink() && folder::kind(&entry.path()).is_some();
-        !(is_own || is_child && foreign_file(&entry.path()).is_none())
+        !(is_own_name(&name) || is_child && foreign_file(&entry.path()).is_none())
     };
     let mut foreign: Vec<_> = entries.filter(is_foreign).map(|entry| entry.file_name()).collect();
     foreign.sort();
@@ -134,7 +114,7 @@ fn remove(path: &Path) -> Result<Option<String>> {
         for entry in std::fs::read_dir(path)? {
             let entry = entry?;
             match entry.file_type()?.is_dir() {
-                _ if [EVENTS, "log"].iter().any(|name| entry.file_name() == *name) => {}
+                _ if [EVENTS, LOG].iter().any(|name| entry.file_name() == *name) => {}
                 true => std::fs::remove_dir_all(entry.path())?,
                 false => std::fs::remove_file(entry.path())?,
             }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use clap::Args;
 use regatta_model::result::RunResult;
-use regatta_model::units;
+use regatta_model::{run_folder, units};
 use regatta_train::config::{Config, KEYS, MAX_CONFIG_BYTES};
 use regatta_train::{regular_file, run_paths};
 use serde::Serialize;
@@ -81,7 +81,7 @@ pub fn run(args: &ShowArgs) -> Result<()> {
 
 /// The settings of a training that differ from the default.
 fn settings(path: &Path) -> Vec<Setting> {
-    let file = path.join(run_paths::CONFIG);
+    let file = path.join(run_folder::CONFIG);
     let text = regular_file::read_to_string(&file, MAX_CONFIG_BYTES).unwrap_or_default();
     // That of another version may not parse.
     let Ok(config) = Config::from_toml(&file, &text) else { return Vec::new() };
@@ -123,7 +123,8 @@ fn text(details: &RunDetails) -> String {
     }
     lines.extend(checkpoint_line(details).map(|line| ("checkpoints", line)));
     lines.push(("size", units::format_bytes(run.bytes)));
-    lines.push(("logs", folder::last_launch(&run.path).join("log").display().to_string()));
+    lines
+        .push(("logs", folder::last_launch(&run.path).join(run_folder::LOG).display().to_string()));
     lines.extend(
         settings.iter().map(|Setting { key, value }| ("setting", format!("{key} = {value}"))),
     );

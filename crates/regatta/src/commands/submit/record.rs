@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result};
 use regatta_comm::bootstrap::host_name;
 use regatta_discover::job_state::JobStatus;
-use regatta_launch::run_folder::run_id;
+use regatta_model::run_folder::run_id;
 use regatta_model::{Document, document};
 use regatta_place::batch::{BatchJob, BatchScheduler, JobArray};
 use regatta_place::site_profile::Profile;

@@ -1,8 +1,8 @@
 //! The configuration resolved from the command line.
 
 use anyhow::{Result, bail};
+use regatta_model::run_folder::CONFIG as CONFIG_FILE;
 use regatta_train::config::{self, Resolved};
-use regatta_train::run_paths::CONFIG as CONFIG_FILE;
 
 use super::args::TrainArgs;
 

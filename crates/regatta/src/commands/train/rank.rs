@@ -131,7 +131,7 @@ pub fn stop_flag() -> Result<Arc<AtomicBool>> {
 /// The run folder, for metrics and checkpoints: that of `--resume` or `--run-dir`, or the job's. If a
 /// scheduler started the ranks, rank 0 names a new one.
 pub fn run_folder(task: &TrainTask, comm: &dyn Comm) -> Result<PathBuf> {
-    let of_job = || std::env::var_os(regatta_launch::run_folder::VARIABLE).map(PathBuf::from);
+    let of_job = || std::env::var_os(regatta_model::run_folder::VARIABLE).map(PathBuf::from);
     if let Some(folder) = task.run_dir().or_else(of_job) {
         return Ok(folder);
     }

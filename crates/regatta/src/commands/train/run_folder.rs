@@ -4,22 +4,17 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
+use regatta_model::run_folder::{CONFIG, EVENTS, METRICS, RELAUNCH, TRAIN_LOCK};
 use regatta_train::checkpoint;
 use regatta_train::config::{Config, KEYS, MAX_CONFIG_BYTES, Resume};
 use regatta_train::lock_file::{self, LockResult, lock_file};
-use regatta_train::metrics::{JsonLines, METRICS_FILE};
+use regatta_train::metrics::JsonLines;
 use regatta_train::training::TrainError;
 use regatta_train::{regular_file, run_paths};
 use rustix::fs::{Access, access};
 
 use crate::commands::runs::folder;
 use crate::commands::runs::locks::{self, LockState};
-
-/// Lock file of the run folder, locked by rank 0 during the run.
-pub const LOCK_FILE: &str = "train.lock";
-
-/// Subfolder of the run folder with the launch folders of later launches.
-pub const RELAUNCH_FOLDER: &str = "relaunch";
 
 /// Contents of a run folder.
 #[derive(Debug, Default, PartialEq)]
@@ -41,7 +36,7 @@ pub fn check_resumable(folder: &Path, config: &Config) -> Result<()> {
         bail!(
             "--resume {folder}: the run folder is not writable; start a new run from its checkpoint: \
              regatta train {folder}/{} checkpoint.resume={folder}",
-            run_paths::CONFIG
+            CONFIG
         );
     }
     match config.checkpoint.resume == Resume::Auto && !checkpoint::has_checkpoint(&checkpoints)? {
@@ -93,7 +88,7 @@ pub fn launch_folder(folder: &Path, config: &Config, id: &str) -> Result<PathBuf
 
 /// The launch folder of a later launch, next to the logs of earlier ones.
 pub fn relaunch_folder(folder: &Path, id: &str) -> PathBuf {
-    folder.join(RELAUNCH_FOLDER).join(id)
+    folder.join(RELAUNCH).join(id)
 }
 
 /// The error is the reason why an existing run is not resumed, possibly empty.
@@ -120,13 +115,13 @@ fn difference(saved: &Config, new: &Config) -> Option<String> {
 }
 
 fn read_contents(folder: &Path, config: &Config) -> RunFolderContents {
-    let path = folder.join(run_paths::CONFIG);
+    let path = folder.join(CONFIG);
     let text = regular_file::read_to_string(&path, MAX_CONFIG_BYTES).ok();
     let saved = text.as_ref().and_then(|text| Config::from_toml(&path, text).ok());
     let checkpoints = run_paths::checkpoint_dir(saved.as_ref().unwrap_or(config), folder);
-    let steps = JsonLines::read(&folder.join(METRICS_FILE), u64::MAX).unwrap_or_default();
+    let steps = JsonLines::read(&folder.join(METRICS), u64::MAX).unwrap_or_default();
     RunFolderContents {
-        launched: text.is_some() || folder.join("events.jsonl").exists(),
+        launched: text.is_some() || folder.join(EVENTS).exists(),
         has_steps: !steps.is_empty(),
         has_checkpoints: checkpoint::has_checkpoint(&checkpoints).unwrap_or(false),
         config: saved,
@@ -136,7 +131,7 @@ fn read_contents(folder: &Path, config: &Config) -> RunFolderContents {
 /// Locks a run folder until the result is dropped. Returns `None` if the file system does not
 /// support locks.
 pub fn lock(folder: &Path) -> Result<Option<File>> {
-    let path = folder.join(LOCK_FILE);
+    let path = folder.join(TRAIN_LOCK);
     let shown = || path.display().to_string();
     std::fs::create_dir_all(folder).with_context(shown)?;
     match lock_file(&path).with_context(shown)? {
@@ -149,7 +144,7 @@ pub fn lock(folder: &Path) -> Result<Option<File>> {
 /// Fails if a job uses a run folder. Only a hint: rank 0 takes the lock.
 pub fn check_not_in_use(folder: &Path) -> Result<()> {
     let is_held = |file: &Path| locks::state(file) == LockState::Held;
-    let lock_path = folder.join(LOCK_FILE);
+    let lock_path = folder.join(TRAIN_LOCK);
     if is_held(&lock_path) {
         return Err(in_use(folder, &lock_file::owner(&lock_path)));
     }
@@ -212,7 +207,7 @@ mod tests {
             assert!(error.contains(part), "{error}");
         };
         check_not_in_use(&folder).unwrap();
-        let launcher = File::create(launch.join("events.jsonl")).unwrap();
+        let launcher = File::create(launch.join(EVENTS)).unwrap();
         launcher.lock().unwrap();
         is_refused_with(" is in use by another job: wait for it or stop it");
         let rank_0 = lock(&folder).unwrap();

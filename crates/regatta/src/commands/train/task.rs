@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use regatta_model::run_folder::CONFIG as CONFIG_FILE;
 use regatta_train::config::{Config, Resolved};
-use regatta_train::run_paths::CONFIG as CONFIG_FILE;
 use serde::{Deserialize, Serialize};
 
 use super::args::TrainArgs;

@@ -14,8 +14,7 @@ use super::error::{HuggingFaceError, Result};
 use super::names::{self, HfSource};
 use crate::checkpoint::{MANIFEST, has_checkpoint};
 use crate::data::Tokenizer;
-use crate::metrics::METRICS_FILE;
-use crate::run_paths;
+use regatta_model::run_folder;
 use regatta_predict::shape::{Family, ModelShape, ParamSpec};
 
 /// The weights file.
@@ -65,7 +64,7 @@ pub fn export<E: From<HuggingFaceError>>(
 /// Fails if the export would overwrite files or turn a run folder into a model.
 fn check_target(folder: &Path, with_tokenizer: bool, overwrite: bool) -> Result<()> {
     let exists = |name: &&str| folder.join(name).exists();
-    let of_run = [run_paths::CONFIG, run_paths::CHECKPOINTS, METRICS_FILE, MANIFEST];
+    let of_run = [run_folder::CONFIG, run_folder::CHECKPOINTS, run_folder::METRICS, MANIFEST];
     if of_run.iter().any(exists) || has_checkpoint(folder).unwrap_or(false) {
         return Err(HuggingFaceError::RunFolder { folder: folder.to_owned() });
     }

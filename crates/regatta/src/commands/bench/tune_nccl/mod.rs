@@ -9,9 +9,9 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
-use regatta_launch::run_folder;
 use regatta_launch::signals::SignalCatcher;
 use regatta_measure::collectives::nccl_names;
+use regatta_model::run_folder;
 use regatta_model::{BenchResult, Operation, text_table, units};
 use regatta_nccl_tuning::candidate::{self, candidates};
 use regatta_nccl_tuning::fit::{self, SizeFit};

@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Deserializer, Serializer};
 
+/// For `serde(with)`.
 pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
     match value.is_finite() {
         true => serializer.serialize_f64(*value),
@@ -10,6 +11,7 @@ pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::
     }
 }
 
+/// For `serde(with)`.
 pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
