@@ -101,20 +101,15 @@ pub fn chaos(suite: Option<&str>, cases: u64, seed: u64) -> Result<()> {
     let mut chaos = cargo();
     match suite {
         Some("--comm") => chaos
-            .args(["test", "--package", "regatta-comm", "--test", "chaos", "--", "--nocapture"])
+            .args(["test", "--package", "regatta-comm", "--test", "integration", "chaos::"])
+            .args(["--", "--nocapture"])
             .env("REGATTA_REQUIRE_CLUSTER", "1"),
-        Some(_) => chaos.args([
-            "test",
-            "--package",
-            "regatta",
-            "--test",
-            "train_chaos",
-            "--",
-            "--nocapture",
-        ]),
+        Some(_) => chaos
+            .args(["test", "--package", "regatta", "--test", "training", "train_chaos::"])
+            .args(["--", "--nocapture"]),
         // A release build, because a rank writes 1 GiB.
         None => chaos
-            .args(["test", "--release", "--package", "regatta", "--test", "chaos"])
+            .args(["test", "--release", "--package", "regatta", "--test", "cluster"])
             .args(["--", "--nocapture", "injected_faults"])
             .envs([("REGATTA_REQUIRE_CLUSTER", "1"), ("REGATTA_CHAOS_MIB", "1024")]),
     };

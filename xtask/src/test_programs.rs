@@ -15,13 +15,8 @@ use serde_json::{Value, json};
 ///
 /// The tests of `cuda` use what those of `comm`, the first of the others, leave of the cores. Those of the
 /// cluster mostly wait, beside those of `regatta` that train.
-const ISOLATED: [(&str, Option<&str>); 5] = [
-    ("cuda", None),
-    ("regatta", Some("cluster")),
-    ("regatta", Some("chaos")),
-    ("cpu", None),
-    ("train", None),
-];
+const ISOLATED: [(&str, Option<&str>); 4] =
+    [("cuda", None), ("regatta", Some("cluster")), ("cpu", None), ("train", None)];
 
 /// The package whose tests run at a low priority. They have no timeouts. Collectives wait actively: beside
 /// a program of the same priority, some of `comm` take twice as long.
@@ -233,8 +228,8 @@ mod tests {
         let names = [
             ("regatta", "launch"),
             ("train", "zero"),
-            ("regatta", "chaos"),
-            ("comm", "chaos"),
+            ("regatta", "cluster"),
+            ("comm", "integration"),
             ("cuda", "trace"),
             ("cuda", "graph"),
         ];
@@ -242,7 +237,7 @@ mod tests {
         let binary = artifact("regatta", "regatta", "\"/t/regatta\"", false);
         let queues = queues(parse(&(messages.join("\n") + "\n" + &binary)).unwrap().programs);
         let names = queues.map(|queue| queue.iter().map(TestProgram::name).collect::<Vec<_>>());
-        let isolated = ["cuda graph", "cuda trace", "regatta chaos", "train zero"];
-        assert_eq!(names, [["comm chaos", "regatta launch"].as_slice(), &isolated]);
+        let isolated = ["cuda graph", "cuda trace", "regatta cluster", "train zero"];
+        assert_eq!(names, [["comm integration", "regatta launch"].as_slice(), &isolated]);
     }
 }

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[path = "reactor/support.rs"]
+#[path = "support/mod.rs"]
 mod support;
 
 use std::collections::HashMap;

@@ -7,6 +7,7 @@
 mod agent_launchers;
 mod bench;
 mod bind_address;
+mod chaos;
 mod doctor;
 mod frameworks;
 mod gpus;

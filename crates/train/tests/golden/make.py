@@ -1,4 +1,4 @@
-"""Generates the golden values for tests/golden.rs: loss, logits, gradients and the losses of a short
+"""Generates the golden values for tests/integration/golden.rs: loss, logits, gradients and the losses of a short
 training, computed in f64 with PyTorch's autograd and AdamW. make_bf16.py generates those of bf16.
 
 Run it in this folder; PyTorch is the only dependency:

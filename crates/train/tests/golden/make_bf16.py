@@ -1,4 +1,4 @@
-"""Generates the golden values of training in bf16 for tests/golden.rs, with PyTorch's autograd and AdamW:
+"""Generates the golden values of training in bf16 for tests/integration/golden.rs, with PyTorch's autograd and AdamW:
 
 - GEMM operands and results, and activations, are bf16; GEMMs accumulate in f32.
 - Parameters, their gradients, the residual stream and its gradient are f32 (GPUs round that of the stream

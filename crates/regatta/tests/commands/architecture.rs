@@ -1,0 +1,248 @@
+//! The rules of docs/architecture.md that a program can check.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// All library crates that the binary may use.
+const LIBRARIES: &str = "model discover doctor events place wire launch comm measure nccl-tuning observe predict device kernels-cpu kernels-cuda train";
+
+/// The crates of this workspace that each crate may depend on, outside of tests.
+const ALLOWED_DEPENDENCIES: [(&str, &str); 27] = [
+    ("crates/model", ""),
+    ("crates/discover", "model"),
+    ("crates/doctor", "model discover wire"),
+    ("crates/events", ""),
+    ("crates/fabric", ""),
+    ("crates/place", "model"),
+    ("crates/wire", ""),
+    ("crates/launch", "model discover place wire"),
+    ("crates/comm", "model wire events fabric plugin-abi"),
+    ("crates/measure", "model comm"),
+    ("crates/nccl-tuning", ""),
+    ("crates/observe", "model events"),
+    ("crates/predict", "model comm"),
+    ("crates/kernels/device", "model comm"),
+    ("crates/kernels/cpu", "model comm device"),
+    ("crates/kernels/cuda", "comm device"),
+    ("crates/kernels/conformance", "comm device"),
+    ("crates/train", "model comm device kernels-cpu predict"),
+    ("crates/testbed", ""),
+    ("plugins/abi", ""),
+    ("plugins/fake-net", "plugin-abi"),
+    ("plugins/net", "fabric plugin-abi"),
+    ("plugins/profiler", "events plugin-abi"),
+    ("plugins/tuner", "nccl-tuning plugin-abi"),
+    ("crates/regatta", LIBRARIES),
+    (
+        "bench",
+        "model discover doctor events nccl-tuning place profiler wire launch comm observe predict device kernels-cpu kernels-cuda train testbed",
+    ),
+    ("xtask", ""),
+];
+
+/// Crates without any I/O, and the identifiers that would be I/O.
+const PURE: [&str; 5] =
+    ["crates/model", "crates/nccl-tuning", "crates/observe", "crates/place", "crates/predict"];
+const IO: &str = "std::fs std::process std::env std::io:: TcpStream TcpListener UdpSocket \
+                  ToSocketAddrs Instant::now SystemTime::now libc::";
+
+/// The parts of `measure` that only read, write, compare and draw what they are given.
+const RESULTS: [&str; 8] = [
+    "baseline.rs",
+    "buffer_mode.rs",
+    "compare.rs",
+    "bus_bandwidth.rs",
+    "metric.rs",
+    "plot/",
+    "read/",
+    "write/",
+];
+
+/// Files and folders of `train` that determine a run on any number of ranks and after a restart.
+const DETERMINISTIC: [&str; 11] = [
+    "lr_schedule.rs",
+    "config/mesh.rs",
+    "config/notes.rs",
+    "config/suggest.rs",
+    "config/validate.rs",
+    "data/sampler.rs",
+    "training/checkpointing/owned_shards.rs",
+    "training/checkpointing/slices.rs",
+    "training/smoke/event.rs",
+    "training/smoke/rank_notes.rs",
+    "training/step_stats.rs",
+];
+
+/// Where `discover` may open files by itself: the sysroot, files the user names, and the device files
+/// that are opened to see whether they can be.
+const OPENERS: [&str; 4] = ["sysroot.rs", "machine.rs", "allocation/mod.rs", "gpu/mod.rs"];
+
+/// Endings of the names of files that are compiled for tests only.
+const TEST_FILES: [&str; 3] = ["tests.rs", "testing.rs", "fake_sysfs.rs"];
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// The crates of the workspace: folders with a manifest in `crates`, and those beside it.
+fn crates() -> Vec<String> {
+    let folder = workspace();
+    let mut found = vec!["bench".to_owned(), "xtask".to_owned()];
+    for parent in ["crates", "crates/kernels", "plugins"] {
+        for entry in std::fs::read_dir(folder.join(parent)).unwrap().flatten() {
+            if entry.path().join("Cargo.toml").exists() {
+                found.push(format!("{parent}/{}", entry.file_name().to_string_lossy()));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// The names in a manifest's `[dependencies]`.
+fn dependencies(name: &str) -> Vec<String> {
+    let text = std::fs::read_to_string(workspace().join(name).join("Cargo.toml")).unwrap();
+    let section = text.split("\n[").find_map(|s| s.strip_prefix("dependencies]")).unwrap_or("");
+    let key = |line: &str| line.split(['.', '=', ' ']).next().unwrap_or("").to_owned();
+    section.lines().map(key).filter(|k| !k.is_empty()).collect()
+}
+
+/// The Rust files of a crate with their text, tests cut off.
+fn sources(name: &str) -> BTreeMap<String, String> {
+    let folder = workspace().join(name).join("src");
+    let mut found = BTreeMap::new();
+    let mut folders = vec![folder.clone()];
+    while let Some(next) = folders.pop() {
+        for entry in std::fs::read_dir(next).unwrap().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                let relative = path.strip_prefix(&folder).unwrap().to_string_lossy().into_owned();
+                let text = std::fs::read_to_string(&path).unwrap();
+                let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap().to_owned();
+                found.insert(relative, code);
+            }
+        }
+    }
+    let is_test = |path: &str| TEST_FILES.iter().any(|name| path.ends_with(name));
+    found.retain(|path, _| !is_test(path));
+    assert!(!found.is_empty(), "{name} has no source");
+    found
+}
+
+/// The code lines of a crate that hold a word, as `file: line`.
+fn lines_with(name: &str, word: &str) -> Vec<String> {
+    let hit = |line: &&str| line.contains(word) && !line.trim_start().starts_with("//");
+    let of_file = |(path, text): (&String, &String)| {
+        text.lines().filter(hit).map(|l| format!("{name}/src/{path}: {l}")).collect::<Vec<_>>()
+    };
+    sources(name).iter().flat_map(of_file).collect()
+}
+
+#[test]
+fn crates_depend_only_on_allowed_crates() {
+    let known: Vec<&str> = ALLOWED_DEPENDENCIES.iter().map(|(name, _)| *name).collect();
+    for name in crates() {
+        assert!(known.contains(&name.as_str()), "{name} is missing from ALLOWED_DEPENDENCIES");
+    }
+    for (name, may) in ALLOWED_DEPENDENCIES {
+        for used in dependencies(name).iter().filter_map(|d| d.strip_prefix("regatta-")) {
+            let is_allowed = may.split(' ').any(|name| name == used);
+            assert!(is_allowed, "{name} must not depend on {used}");
+        }
+    }
+}
+
+/// Asserts that no code line of these crates has one of these words.
+fn assert_no_line_with<'a>(crates: &[&str], words: impl IntoIterator<Item = &'a str>) {
+    for word in words {
+        let found: Vec<String> = crates.iter().flat_map(|name| lines_with(name, word)).collect();
+        assert!(found.is_empty(), "{word}:\n{}", found.join("\n"));
+    }
+}
+
+#[test]
+fn pure_crates_do_no_io() {
+    assert_no_line_with(&PURE, IO.split_whitespace());
+}
+
+/// Asserts that `parts` (files, or folders with a trailing slash) of a crate exist and do no I/O.
+fn assert_no_io(name: &str, parts: &[&str]) {
+    let sources = sources(name);
+    for part in parts {
+        let is_part = |path: &str| path == *part || part.ends_with('/') && path.starts_with(part);
+        let mut files = sources.iter().filter(|(path, _)| is_part(path)).peekable();
+        assert!(files.peek().is_some(), "{name}/src/{part} does not exist");
+        for (path, text) in files {
+            for word in IO.split_whitespace() {
+                assert!(!text.contains(word), "{word} in {name}/src/{path}");
+            }
+        }
+    }
+}
+
+#[test]
+fn result_formats_do_no_io() {
+    assert_no_io("crates/measure", &RESULTS);
+}
+
+#[test]
+fn matching_and_schedules_do_no_io() {
+    assert_no_io("crates/comm", &["matching.rs", "schedule/"]);
+}
+
+#[test]
+fn judgements_of_doctor_do_no_io() {
+    let parts = ["facts.rs", "diagnosis.rs", "judge/", "plugin/", "simulated.rs"];
+    assert_no_io("crates/doctor", &parts);
+}
+
+#[test]
+fn deterministic_parts_of_train_do_no_io() {
+    assert_no_io("crates/train", &DETERMINISTIC);
+}
+
+#[test]
+fn discover_reads_files_through_sysroot() {
+    for (path, text) in sources("crates/discover") {
+        if OPENERS.contains(&path.as_str()) {
+            continue;
+        }
+        for word in ["std::fs", "File::open", "read_to_string"] {
+            assert!(!text.contains(word), "{path} opens files by itself: use Sysroot");
+        }
+    }
+}
+
+/// Crates that neither print nor run a shell.
+const QUIET: [&str; 6] = [
+    "crates/model",
+    "crates/discover",
+    "crates/doctor",
+    "crates/place",
+    "crates/launch",
+    "crates/train",
+];
+
+#[test]
+fn only_the_binary_prints() {
+    let words = ["println!", "eprint", "print!", "dbg!"];
+    assert_no_line_with(&[&QUIET[..], &["crates/measure"]].concat(), words);
+}
+
+#[test]
+fn no_crate_runs_a_shell() {
+    let commands =
+        ["sh", "bash", "/bin/sh", "/bin/bash"].map(|shell| format!("Command::new(\"{shell}\")"));
+    let crates = [&QUIET[..], &["crates/regatta"]].concat();
+    assert_no_line_with(&crates, commands.iter().map(String::as_str));
+}
+
+#[test]
+fn architecture_page_names_every_crate() {
+    let page = std::fs::read_to_string(workspace().join("docs/architecture.md")).unwrap();
+    for name in crates() {
+        assert!(page.contains(&format!("`{name}`")), "docs/architecture.md does not name {name}");
+    }
+}
