@@ -6,8 +6,10 @@ use std::fmt::{Debug, Display};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use regatta_discover::loader::elf::{dynamic, exported_symbols};
+use regatta_discover::loader::parse_ld_cache;
 use regatta_discover::{hostfile, hwloc, job_state};
-use regatta_doctor::collect::{dynamic, exported_symbols, library_version, parse_ld_cache};
+use regatta_doctor::collect::library_version;
 use regatta_doctor::{Diagnosis, JobFacts};
 use regatta_events::file::{self, BlockEncoder, Record};
 use regatta_events::status;

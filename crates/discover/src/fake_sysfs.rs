@@ -39,7 +39,7 @@ impl FakeSysfs {
     }
 
     /// Writes a file and its parent directories.
-    pub(crate) fn file(&self, path: &str, text: &str) {
+    pub(crate) fn file(&self, path: &str, text: impl AsRef<[u8]>) {
         let path = self.real(path);
         std::fs::create_dir_all(path.parent().unwrap_or(Path::new("/"))).unwrap();
         std::fs::write(path, text).unwrap();

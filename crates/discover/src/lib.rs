@@ -12,6 +12,7 @@ pub mod gpu_health;
 pub mod hostfile;
 pub mod hwloc;
 pub mod job_state;
+pub mod loader;
 mod locality;
 mod machine;
 mod nic;

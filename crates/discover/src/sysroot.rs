@@ -1,6 +1,8 @@
 //! The file-system root: `/` on the running node, a directory for a recorded one. All system files
 //! are read through it, because recorded machines are fixtures.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
 use regatta_model::CpuSet;
@@ -48,6 +50,14 @@ impl Sysroot {
     pub fn read_text(&self, path: &str) -> Option<String> {
         let bytes = std::fs::read(self.follow(path)?).ok()?;
         Some(String::from_utf8_lossy(&bytes).trim().to_owned())
+    }
+
+    /// The first `len` bytes of a regular file. A pipe, which would block, is none.
+    pub(crate) fn read_start(&self, path: &str, len: u64) -> Option<Vec<u8>> {
+        let path = self.follow(path).filter(|path| path.is_file())?;
+        let mut bytes = Vec::new();
+        File::open(path).ok()?.take(len).read_to_end(&mut bytes).ok()?;
+        Some(bytes)
     }
 
     /// A single value, parsed.

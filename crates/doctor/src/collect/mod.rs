@@ -5,11 +5,8 @@
 
 mod collective_library;
 mod device_files;
-mod elf;
 mod file_systems;
-mod ld_cache;
 mod leftovers;
-mod loader;
 mod net_plugin;
 mod nics;
 mod os;
@@ -29,10 +26,7 @@ use regatta_model::Machine;
 use crate::facts::{DirectoryUse, NodeFacts};
 
 pub use collective_library::{library_version, release_of};
-pub use elf::{Dynamic, ElfError, dynamic, exported_symbols};
-pub use ld_cache::parse_ld_cache;
 pub use leftovers::JobIdentity;
-pub use loader::{Loader, host_machine};
 pub use nics::{NicCounters, add_new_errors, nic_counters};
 pub use plugin_library::{
     LoadedPlugin, add_loaded, load_library, read_plugin, table_names, table_symbols,

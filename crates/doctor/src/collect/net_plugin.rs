@@ -1,10 +1,10 @@
 //! The network plug-in of NCCL or RCCL: which interface versions it exports.
 
 use regatta_discover::Sysroot;
+use regatta_discover::loader::elf::exported_symbols;
 use regatta_model::Machine;
 use regatta_model::hash::fnv1a;
 
-use super::elf::exported_symbols;
 use crate::facts::NetPlugin;
 use crate::plugin::PluginKind;
 use crate::plugin::kind::versions;
@@ -59,7 +59,8 @@ fn other_interfaces(symbols: &[&str]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::elf::tests::library;
+    use regatta_discover::loader::testing::library;
+
     use super::*;
     use crate::testing::TempTree;
 

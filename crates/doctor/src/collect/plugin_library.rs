@@ -5,10 +5,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use regatta_discover::loader::{Loader, elf};
 use serde::{Deserialize, Serialize};
 
-use super::elf;
-use super::loader::Loader;
 use crate::plugin::kind::{interfaces, other_interfaces};
 use crate::plugin::report::{LibraryFacts, LoadResult};
 
@@ -117,10 +116,10 @@ fn read_memory<const N: usize>(address: *const u8, probe: &(OwnedFd, OwnedFd)) -
 
 #[cfg(test)]
 mod tests {
+    use regatta_discover::loader::host_machine;
+    use regatta_discover::loader::testing::library_with;
     use regatta_discover::{Env, Sysroot};
 
-    use super::super::elf::tests::library_with;
-    use super::super::loader::host_machine;
     use super::*;
     use crate::plugin::PluginKind;
 

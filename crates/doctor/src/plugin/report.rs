@@ -1,5 +1,6 @@
 //! What a library is as a plug-in, and which releases would use it.
 
+use regatta_discover::loader::Dependency;
 use regatta_model::document::Document;
 use serde::{Deserialize, Serialize};
 
@@ -7,17 +8,6 @@ use super::environment::SelectedPlugin;
 use super::kind::{Interface, PluginKind, version_list};
 use super::notes::notes;
 use super::releases::Release;
-
-/// A library that another one needs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Dependency {
-    /// The name that the loader looks for.
-    pub name: String,
-    /// The file that it finds; `None` if the library is missing.
-    pub path: Option<String>,
-    /// The file that needs it.
-    pub needed_by: String,
-}
 
 /// Whether a library loads as NCCL loads it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

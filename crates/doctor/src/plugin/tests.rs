@@ -1,10 +1,11 @@
 //! Tests of the judgement of a library.
 
 use proptest::prelude::*;
+use regatta_discover::loader::Dependency;
 
 use super::kind::interfaces;
 use super::releases::{RELEASES, Release};
-use super::report::{Dependency, LibraryFacts, LibraryReport, LoadResult, PluginReport, judge};
+use super::report::{LibraryFacts, LibraryReport, LoadResult, PluginReport, judge};
 use super::{Interface, PluginKind};
 
 fn facts(symbols: &[&str], load: LoadResult) -> LibraryFacts {

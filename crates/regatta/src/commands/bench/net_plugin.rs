@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use regatta_comm::net_plugin::SUPPORTED_VERSIONS;
+use regatta_discover::loader::{Loader, host_machine};
 use regatta_discover::{Env, Sysroot};
-use regatta_doctor::collect::{Loader, host_machine, read_plugin};
+use regatta_doctor::collect::read_plugin;
 use regatta_doctor::plugin::PluginKind;
 
 use super::args::{Backend, BenchRankArgs};

@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use regatta_discover::loader::{Loader, host_machine};
 use regatta_discover::{Env, Sysroot};
 use regatta_doctor::collect::{
-    Loader, add_loaded, host_machine, library_version, read_plugin, release_of, table_symbols,
+    add_loaded, library_version, read_plugin, release_of, table_symbols,
 };
 use regatta_doctor::plugin::environment::{SelectedPlugin, selected_plugins};
 use regatta_doctor::plugin::report::judge;

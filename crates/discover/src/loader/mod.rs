@@ -1,15 +1,19 @@
 //! Finds libraries as the dynamic loader of glibc does: DT_RPATH, LD_LIBRARY_PATH, DT_RUNPATH, the
 //! cache, the system's directories. The loader itself stops at the first missing library.
 
+mod cache;
+pub mod elf;
+#[doc(hidden)]
+pub mod testing;
+
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::fs::File;
-use std::io::Read;
 
-use regatta_discover::{Env, Sysroot};
+use serde::{Deserialize, Serialize};
 
-use super::elf::{self, Dynamic};
-use super::ld_cache::parse_ld_cache;
-use crate::plugin::report::Dependency;
+pub use cache::parse_ld_cache;
+use elf::Dynamic;
+
+use crate::{Env, Sysroot};
 
 /// The dependencies of larger files are not followed: their section headers are at the end.
 const MAX_FOLLOWED_LEN: u64 = 256 << 20;
@@ -28,6 +32,17 @@ const SYSTEM_DIRS: [&str; 8] = [
     "/lib",
     "/usr/lib",
 ];
+
+/// A library that another one needs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dependency {
+    /// The name that the loader looks for.
+    pub name: String,
+    /// The file that it finds; `None` if the library is missing.
+    pub path: Option<String>,
+    /// The file that needs it.
+    pub needed_by: String,
+}
 
 /// The architecture of this program.
 pub fn host_machine() -> u16 {
@@ -62,7 +77,7 @@ impl Loader {
     /// The search with `LD_LIBRARY_PATH` of an environment. Its relative directories are left out.
     pub fn new(root: &Sysroot, env: &Env, machine: u16) -> Self {
         let library_path = env.get("LD_LIBRARY_PATH").unwrap_or_default().split([':', ';']);
-        let cache = std::fs::read(root.path("/etc/ld.so.cache")).unwrap_or_default();
+        let cache = root.read_start("/etc/ld.so.cache", MAX_FOLLOWED_LEN).unwrap_or_default();
         let owned = |(name, paths): (&str, Vec<&str>)| {
             (name.to_owned(), paths.into_iter().map(str::to_owned).collect())
         };
@@ -92,7 +107,7 @@ impl Loader {
                 let file = self.search(name, &library.rpath, &library.runpath);
                 let needed_by = file_name(&library.path).to_owned();
                 if let Some(path) = &file {
-                    let bytes = self.read(path, MAX_FOLLOWED_LEN).unwrap_or_default();
+                    let bytes = self.root.read_start(path, MAX_FOLLOWED_LEN).unwrap_or_default();
                     queue.extend(loading(path, &bytes, &library.rpath));
                 }
                 found.push(Dependency { name: name.clone(), path: file, needed_by });
@@ -118,18 +133,8 @@ impl Loader {
 
     /// Whether the file is a library of the architecture: the loader passes over others.
     fn fits(&self, path: &str) -> bool {
-        let header = self.read(path, HEADER_LEN).unwrap_or_default();
+        let header = self.root.read_start(path, HEADER_LEN).unwrap_or_default();
         elf::machine(&header) == Ok(self.machine)
-    }
-
-    /// The start of a file. Pipes, which would block, are none.
-    fn read(&self, path: &str, len: u64) -> Option<Vec<u8>> {
-        let path = self.root.path(&self.root.resolve(path)?);
-        let mut bytes = Vec::new();
-        let is_file = std::fs::metadata(&path).ok()?.is_file();
-        let file = is_file.then(|| File::open(path).ok())??;
-        file.take(len).read_to_end(&mut bytes).ok()?;
-        Some(bytes)
     }
 }
 
@@ -157,12 +162,18 @@ fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
+/// A string of a string table; `None` if it is empty, not UTF-8 or without an end.
+fn string_at(strings: &[u8], offset: u64) -> Option<&str> {
+    let text = strings.get(usize::try_from(offset).ok()?..)?;
+    let len = text.iter().position(|byte| *byte == 0)?;
+    std::str::from_utf8(text.get(..len)?).ok().filter(|text| !text.is_empty())
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::elf::tests::library_with;
-    use super::super::ld_cache::tests::cache;
+    use super::testing::{cache, library_with};
     use super::*;
-    use crate::testing::TempTree;
+    use crate::fake_sysfs::FakeSysfs;
 
     const NEEDED: u64 = 1;
     const RPATH: u64 = 15;
@@ -172,14 +183,14 @@ mod tests {
         library_with(&[("a", true)], entries)
     }
 
-    fn loader(tree: &TempTree, library_path: &str) -> Loader {
+    fn loader(tree: &FakeSysfs, library_path: &str) -> Loader {
         let env: Env = [("LD_LIBRARY_PATH", library_path)].into_iter().collect();
         Loader::new(&tree.root(), &env, 62)
     }
 
     #[test]
     fn directories_are_searched_in_the_loaders_order() {
-        let tree = TempTree::new();
+        let tree = FakeSysfs::new();
         let leaf = library(&[]);
         for dir in ["/first", "/opt/p/lib", "/cached", "/usr/lib64"] {
             tree.file(&format!("{dir}/liba.so"), &leaf);
@@ -197,7 +208,7 @@ mod tests {
         assert_eq!(path("/first", &plugin(RPATH)), "/opt/p/lib/liba.so");
         assert_eq!(path("/none", &plugin(RUNPATH)), "/opt/p/lib/liba.so");
         assert_eq!(path("relative:/wrong", &library(&[(NEEDED, "liba.so")])), "/cached/liba.so");
-        std::fs::remove_dir_all(tree.base.join("cached")).unwrap();
+        std::fs::remove_dir_all(tree.root().path("/cached")).unwrap();
         assert_eq!(loader(&tree, "").find("liba.so").unwrap(), "/usr/lib64/liba.so");
         assert_eq!(loader(&tree, "").find("/first/liba.so").unwrap(), "/first/liba.so");
         assert_eq!(loader(&tree, "").find("libz.so"), None);
@@ -205,7 +216,7 @@ mod tests {
 
     #[test]
     fn all_missing_libraries_are_listed() {
-        let tree = TempTree::new();
+        let tree = FakeSysfs::new();
         tree.file("/lib64/liba.so", library(&[(NEEDED, "libgone.so.2"), (NEEDED, "libb.so")]));
         tree.file("/lib64/libb.so.1", library(&[(NEEDED, "liba.so"), (NEEDED, "libgone.so.1")]));
         tree.link("/lib64/libb.so", "libb.so.1");
@@ -219,7 +230,7 @@ mod tests {
 
     #[test]
     fn rpath_is_inherited_unless_there_is_a_runpath() {
-        let tree = TempTree::new();
+        let tree = FakeSysfs::new();
         tree.file("/p/lib/liba.so", library(&[(NEEDED, "libb.so")]));
         tree.file("/p/lib/libb.so", library(&[]));
         let missing = |entries: &[(u64, &str)]| {

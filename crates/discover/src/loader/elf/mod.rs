@@ -3,6 +3,9 @@
 mod dynamic;
 
 pub use dynamic::Dynamic;
+pub(super) use dynamic::SHT_DYNAMIC;
+
+use super::string_at;
 
 /// Why the symbols of a file cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -22,7 +25,7 @@ pub enum ElfError {
 }
 
 /// Type of the section with dynamic symbols.
-const SHT_DYNSYM: u32 = 11;
+pub(super) const SHT_DYNSYM: u32 = 11;
 const SECTION_HEADER_LEN: u64 = 64;
 const SYMBOL_LEN: u64 = 24;
 
@@ -133,74 +136,18 @@ impl<'a> Elf<'a> {
             if section == [0, 0] {
                 return None;
             }
-            string(strings, u64::from(u32::from_le_bytes(*name)))
+            string_at(strings, u64::from(u32::from_le_bytes(*name)))
         };
         Ok(symbols.chunks_exact(SYMBOL_LEN as usize).filter_map(name).collect())
     }
 }
 
-/// A string of a string table; `None` if it is empty, not UTF-8 or without an end.
-fn string(strings: &[u8], offset: u64) -> Option<&str> {
-    let text = strings.get(usize::try_from(offset).ok()?..)?;
-    let len = text.iter().position(|byte| *byte == 0)?;
-    std::str::from_utf8(text.get(..len)?).ok().filter(|name| !name.is_empty())
-}
-
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use proptest::prelude::*;
 
+    use super::super::testing::{library, library_with};
     use super::*;
-
-    /// A shared library with these symbols; `false`: undefined.
-    pub(crate) fn library(symbols: &[(&str, bool)]) -> Vec<u8> {
-        library_with(symbols, &[])
-    }
-
-    /// A shared library with these symbols, and strings in the dynamic section by their tags.
-    pub(crate) fn library_with(symbols: &[(&str, bool)], entries: &[(u64, &str)]) -> Vec<u8> {
-        let mut strings = vec![0u8];
-        let mut table = Vec::new();
-        for (name, defined) in symbols {
-            table.extend((strings.len() as u32).to_le_bytes());
-            table.extend([0x11, 0, u8::from(*defined), 0]);
-            table.extend([0; 16]);
-            strings.extend(name.as_bytes());
-            strings.push(0);
-        }
-        let mut dynamic = Vec::new();
-        for (tag, value) in entries {
-            dynamic.extend(tag.to_le_bytes());
-            dynamic.extend((strings.len() as u64).to_le_bytes());
-            strings.extend(value.as_bytes());
-            strings.push(0);
-        }
-        dynamic.extend([0; 16]);
-        let mut file = b"\x7fELF\x02\x01\x01".to_vec();
-        file.resize(64, 0);
-        // x86-64.
-        file[0x12] = 62;
-        file.extend(&table);
-        file.extend(&strings);
-        let dynamic_offset = file.len() as u64;
-        file.extend(&dynamic);
-        let sections = file.len() as u64;
-        let header = |kind: u32, link: u32, offset: u64, size: usize| {
-            let mut bytes = vec![0u8; 64];
-            bytes[4..8].copy_from_slice(&kind.to_le_bytes());
-            bytes[0x18..0x20].copy_from_slice(&offset.to_le_bytes());
-            bytes[0x20..0x28].copy_from_slice(&(size as u64).to_le_bytes());
-            bytes[0x28..0x2c].copy_from_slice(&link.to_le_bytes());
-            bytes
-        };
-        file.extend(header(0, 0, 0, 0));
-        file.extend(header(SHT_DYNSYM, 2, 64, table.len()));
-        file.extend(header(3, 0, 64 + table.len() as u64, strings.len()));
-        file.extend(header(dynamic::SHT_DYNAMIC, 2, dynamic_offset, dynamic.len()));
-        file[0x28..0x30].copy_from_slice(&sections.to_le_bytes());
-        file[0x3c] = 4;
-        file
-    }
 
     #[test]
     fn defined_symbols_are_listed() {

@@ -1,9 +1,10 @@
 //! The dynamic section of a shared library: the libraries that it needs and where they are looked for.
 
-use super::{Elf, ElfError, string};
+use super::super::string_at;
+use super::{Elf, ElfError};
 
 /// Type of the dynamic section.
-pub(super) const SHT_DYNAMIC: u32 = 6;
+pub(in crate::loader) const SHT_DYNAMIC: u32 = 6;
 /// Type of the section with required symbol versions.
 const SHT_GNU_VERNEED: u32 = 0x6fff_fffe;
 const ENTRY_LEN: usize = 16;
@@ -38,7 +39,7 @@ pub(super) fn read<'a>(elf: &Elf<'a>) -> Result<Dynamic<'a>, ElfError> {
         if tag == 0 {
             break;
         }
-        let text = string(strings, u64::from_le_bytes(offset.unwrap_or_default()));
+        let text = string_at(strings, u64::from_le_bytes(offset.unwrap_or_default()));
         match tag {
             DT_NEEDED => found.needed.extend(text),
             DT_SONAME => found.soname = text,
@@ -60,7 +61,7 @@ fn required_glibc(elf: &Elf<'_>) -> Result<Option<(u32, u32)>, ElfError> {
         let mut version = file + u64::from(table.u32(file + 8)?);
         for _ in 0..count {
             budget = budget.checked_sub(1).ok_or(ElfError::Damaged)?;
-            let name = string(strings, u64::from(table.u32(version + 8)?));
+            let name = string_at(strings, u64::from(table.u32(version + 8)?));
             newest = newest.max(name.and_then(glibc_version));
             match table.u32(version + 12)? {
                 0 => break,
@@ -82,7 +83,7 @@ fn glibc_version(name: &str) -> Option<(u32, u32)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::library_with;
+    use super::super::super::testing::library_with;
     use super::super::{dynamic, machine, machine_name};
     use super::*;
 
