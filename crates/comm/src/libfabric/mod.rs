@@ -13,7 +13,7 @@ mod incoming;
 mod message_header;
 mod negotiate;
 mod network;
-mod network_plan;
+mod network_choice;
 mod outgoing;
 mod requests;
 mod tag;
@@ -23,4 +23,4 @@ mod tests;
 pub use regatta_fabric::{ProviderChoice, available_providers};
 
 pub(crate) use negotiate::{has_fabric, select_network};
-pub(crate) use network_plan::Preference;
+pub(crate) use network_choice::Preference;

@@ -12,7 +12,7 @@ use regatta_model::hash::fnv1a;
 
 use super::fabric::Fabric;
 use super::network::FabricNetwork;
-use super::network_plan::{NetworkPlan, Preference};
+use super::network_choice::{NetworkChoice, Preference};
 use super::requests::RequestPool;
 use super::tag::FabricTags;
 use crate::control::{RankInfo, decode, encode};
@@ -56,21 +56,21 @@ pub fn select_network(
         None => format!("rank {rank}"),
     };
     let preferences: Vec<Preference> = context.job.members.iter().map(|info| info.fabric).collect();
-    match NetworkPlan::new(&preferences, peer) {
-        NetworkPlan::Tcp(why) => return tcp(why),
-        NetworkPlan::Conflict(one, other) => {
+    match NetworkChoice::new(&preferences, peer) {
+        NetworkChoice::Tcp(why) => return tcp(why),
+        NetworkChoice::Conflict(one, other) => {
             let what = format!("{} and {} select different networks", peer(one), peer(other));
             let hint = "REGATTA_FABRIC and REGATTA_NET_PLUGIN must be the same on all ranks";
             return Err(CommError::bootstrap(what, hint));
         }
-        NetworkPlan::NetPlugin => {
+        NetworkChoice::NetPlugin => {
             let path = context.config.net_plugin.as_ref();
             let path = path.ok_or_else(|| {
                 CommError::bootstrap("no net plug-in is selected", "set REGATTA_NET_PLUGIN")
             })?;
             return net_plugin::select_network(context, path);
         }
-        NetworkPlan::Negotiate => {}
+        NetworkChoice::Negotiate => {}
     }
     match Negotiation::new(context).run(choice)? {
         Ok(fabric) => {

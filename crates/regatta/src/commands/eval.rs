@@ -97,14 +97,14 @@ impl FromStr for Batches {
 
 /// Batches as in training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct BatchPlan {
+struct EvalBatches {
     /// Sequences to evaluate.
     sequences: u64,
     /// Sequences per forward pass.
     micro_batch: usize,
 }
 
-impl BatchPlan {
+impl EvalBatches {
     fn new(config: Option<&Config>, batches: Option<Batches>) -> Self {
         let Some(config) = config else {
             let sequences = match batches {
@@ -113,11 +113,11 @@ impl BatchPlan {
             };
             return Self { sequences, micro_batch: DEFAULT_BATCH };
         };
-        // A model-parallel configuration has no plan for one rank.
-        let plan = config.validate(1).ok();
-        let batch = plan.as_ref().map_or(config.train.batch, |plan| plan.batch);
+        // A model-parallel configuration is not valid on one rank.
+        let layout = config.validate(1).ok();
+        let batch = layout.as_ref().map_or(config.train.batch, |layout| layout.batch);
         let micro_batch = match config.train.micro_batch {
-            MicroBatchSize::Auto => plan.map_or(DEFAULT_BATCH, |plan| plan.micro_batch),
+            MicroBatchSize::Auto => layout.map_or(DEFAULT_BATCH, |layout| layout.micro_batch),
             MicroBatchSize::Chosen(size) | MicroBatchSize::Fixed(size) => size,
         };
         let sequences = match batches {
@@ -166,7 +166,7 @@ pub fn run(args: &EvalArgs) -> Result<()> {
         .with_context(|| format!("split {split} of {source}"))?;
     let loader = DataLoader::new(tokens, order);
     let batches = args.batches.or_else(|| args.data.as_ref().map(|_| Batches::All));
-    let plan = BatchPlan::new(config.as_ref(), batches);
+    let batches = EvalBatches::new(config.as_ref(), batches);
     let precision = config.map_or(Precision::F32, |config| {
         config.train.precision.unwrap_or_else(Cpu::fastest_precision)
     });
@@ -178,7 +178,7 @@ pub fn run(args: &EvalArgs) -> Result<()> {
     let device_model = DeviceModel::new(Model::new(shape), device);
     let params: Vec<View<'_>> = parameters.iter().map(Tensor::view).collect();
     let start = Instant::now();
-    let found = evaluate_with_bar((&device_model, &params), &loader, plan, &tokenizer, start)?;
+    let found = evaluate_with_bar((&device_model, &params), &loader, batches, &tokenizer, start)?;
     let seconds = start.elapsed().as_secs_f64();
     let report = EvalReport {
         model: from.display().to_string(),
@@ -257,7 +257,7 @@ fn dataset(
 fn evaluate_with_bar(
     model: (&DeviceModel, &[View<'_>]),
     loader: &DataLoader,
-    plan: BatchPlan,
+    batches: EvalBatches,
     tokenizer: &Tokenizer,
     start: Instant,
 ) -> Result<EvalLoss> {
@@ -270,7 +270,7 @@ fn evaluate_with_bar(
             bar.show(&BarProgress { task: "sequences".to_owned(), done, total, eta_s });
         }
     };
-    let batches = (plan.sequences, plan.micro_batch);
+    let batches = (batches.sequences, batches.micro_batch);
     let found = evaluate::evaluate(model, loader, batches, &tokenizer.token_lens(), &mut progress);
     bar.hide();
     Ok(found?)
@@ -308,10 +308,10 @@ mod tests {
         let config = config::resolve(None, &["batch=12", "micro_batch=4", "eval_batches=3"]);
         let config = config.unwrap().config;
         let sequences = |config, batches: Option<&str>| {
-            BatchPlan::new(config, batches.map(|text| text.parse().unwrap())).sequences
+            EvalBatches::new(config, batches.map(|text| text.parse().unwrap())).sequences
         };
         let config = Some(&config);
-        assert_eq!(BatchPlan::new(config, None), BatchPlan { sequences: 36, micro_batch: 4 });
+        assert_eq!(EvalBatches::new(config, None), EvalBatches { sequences: 36, micro_batch: 4 });
         assert_eq!((sequences(config, Some("2")), sequences(config, Some("all"))), (24, u64::MAX));
         assert_eq!((sequences(None, Some("2")), sequences(None, None)), (16, u64::MAX));
         for invalid in ["0", "-1", "x", ""] {

@@ -32,7 +32,7 @@ impl Preference {
 
 /// The network that follows from the preferences of all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NetworkPlan {
+pub enum NetworkChoice {
     /// TCP, and why.
     Tcp(String),
     /// The ranks negotiate a provider.
@@ -43,8 +43,8 @@ pub enum NetworkPlan {
     Conflict(usize, usize),
 }
 
-impl NetworkPlan {
-    /// Derives the plan. `peer` describes a rank.
+impl NetworkChoice {
+    /// Derives the network. `peer` describes a rank.
     pub fn new(preferences: &[Preference], peer: impl Fn(usize) -> String) -> Self {
         let is_auto = |one: Preference| matches!(one, Preference::AutoTcp | Preference::AutoFabric);
         let first = preferences.first().copied().unwrap_or(Preference::Tcp);
@@ -68,14 +68,14 @@ mod tests {
     #[test]
     fn incompatible_preferences_conflict() {
         use Preference::{AutoFabric, AutoTcp, Named, NetPlugin, Tcp};
-        let plan = |all: &[Preference]| NetworkPlan::new(all, |rank| format!("rank {rank}"));
-        assert_eq!(plan(&[AutoFabric, AutoFabric]), NetworkPlan::Negotiate);
-        assert_eq!(plan(&[Named, Named]), NetworkPlan::Negotiate);
-        let tcp = NetworkPlan::Tcp("rank 1 has no high-speed network".to_owned());
-        assert_eq!(plan(&[AutoFabric, AutoTcp, AutoTcp]), tcp);
-        assert_eq!(plan(&[Named, Named, Tcp]), NetworkPlan::Conflict(0, 2));
-        assert_eq!(plan(&[NetPlugin, NetPlugin]), NetworkPlan::NetPlugin);
-        assert_eq!(plan(&[AutoTcp, NetPlugin]), NetworkPlan::Conflict(0, 1));
-        assert!(matches!(plan(&[Tcp, Tcp]), NetworkPlan::Tcp(_)));
+        let choice = |all: &[Preference]| NetworkChoice::new(all, |rank| format!("rank {rank}"));
+        assert_eq!(choice(&[AutoFabric, AutoFabric]), NetworkChoice::Negotiate);
+        assert_eq!(choice(&[Named, Named]), NetworkChoice::Negotiate);
+        let tcp = NetworkChoice::Tcp("rank 1 has no high-speed network".to_owned());
+        assert_eq!(choice(&[AutoFabric, AutoTcp, AutoTcp]), tcp);
+        assert_eq!(choice(&[Named, Named, Tcp]), NetworkChoice::Conflict(0, 2));
+        assert_eq!(choice(&[NetPlugin, NetPlugin]), NetworkChoice::NetPlugin);
+        assert_eq!(choice(&[AutoTcp, NetPlugin]), NetworkChoice::Conflict(0, 1));
+        assert!(matches!(choice(&[Tcp, Tcp]), NetworkChoice::Tcp(_)));
     }
 }
