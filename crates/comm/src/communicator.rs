@@ -19,6 +19,7 @@ use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn, OnStream
 use crate::error::Peer;
 use crate::event::CompleteOnDrop;
 use crate::recording;
+use crate::transports::Transports;
 use crate::{Call, CallKind, Comm, CommError, Counts, DType, Event, OwnedCall, Pending, Result};
 
 /// How often the worker thread checks calls in flight on a device stream. A host thread that waits
@@ -34,7 +35,7 @@ pub struct Communicator {
     /// Which calls run on a device stream.
     on_stream: Option<OnStreamFn>,
     monitor: Option<Arc<CommMonitor>>,
-    transport_name: String,
+    transports: Transports,
     shared: Arc<WorkerState>,
 }
 
@@ -251,7 +252,7 @@ impl Communicator {
             allocator: engine.allocator(),
             on_stream: engine.on_stream_fn(),
             monitor: engine.monitor(),
-            transport_name: engine.transport_name(),
+            transports: engine.transports(),
             shared: Arc::new(WorkerState {
                 abort: engine.abort_fn(),
                 has_failed: engine.has_failed_fn(),
@@ -270,9 +271,9 @@ impl Communicator {
         Self::new(recording::recorded(engine))
     }
 
-    /// The transports in use, human-readable; empty if the engine does not name them.
-    pub fn transport_name(&self) -> &str {
-        &self.transport_name
+    /// The transports in use, as far as the engine names them.
+    pub fn transports(&self) -> &Transports {
+        &self.transports
     }
 
     fn in_turn<R>(&self, work: impl FnOnce(&mut dyn Engine) -> Result<R>) -> Result<R> {

@@ -6,6 +6,7 @@ use crate::buffer::{Buffer, MemorySpace};
 use crate::comm::SharedCalls;
 use crate::control::CommMonitor;
 use crate::error::Peer;
+use crate::transports::Transports;
 use crate::{Call, CallKind, CommError, Counts, DType, Event, OwnedCall, Result};
 
 /// Aborts an engine from any thread, with a reason.
@@ -110,9 +111,9 @@ pub trait Engine: Send {
         Arc::new(|| false)
     }
 
-    /// The transports in use, human-readable; empty if the engine does not name them.
-    fn transport_name(&self) -> String {
-        String::new()
+    /// The transports in use, as far as the engine names them.
+    fn transports(&self) -> Transports {
+        Transports::default()
     }
 
     /// The control plane's view of its communicator, if it has a control plane.

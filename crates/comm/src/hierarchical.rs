@@ -29,6 +29,7 @@ use crate::control::CommMonitor;
 use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn, all_gather_words};
 use crate::network::{MonitorRole, NetworkEngine};
 use crate::shm::ShmEngine;
+use crate::transports::Transports;
 use crate::{Call, CallKind, CommError, Communicator, Counts, DType, Result, bootstrap, shm};
 use node_layout::NodeLayout;
 use shm_socket_names::ShmNaming;
@@ -198,11 +199,10 @@ impl Engine for Hierarchical {
         self.monitor.has_failed_fn()
     }
 
-    fn transport_name(&self) -> String {
-        let within = self.local.as_ref().map(Engine::transport_name);
-        let between = (self.layout.nodes > 1).then(|| self.world.transport_name());
-        let names: Vec<String> = within.into_iter().chain(between).collect();
-        names.join(" within a node, between nodes ")
+    fn transports(&self) -> Transports {
+        let within = self.local.as_ref().map(Engine::transports).unwrap_or_default();
+        let between = (self.layout.nodes > 1).then(|| self.world.transports()).unwrap_or_default();
+        Transports { shared_memory: within.shared_memory, network: between.network }
     }
 
     fn monitor(&self) -> Option<Arc<CommMonitor>> {

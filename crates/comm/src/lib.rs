@@ -38,6 +38,7 @@ mod tcp;
 pub mod traffic;
 pub mod translate_ranks;
 pub mod transport;
+pub mod transports;
 pub mod tune;
 
 pub use buffer::{Buffer, MemorySpace};

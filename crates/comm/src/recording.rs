@@ -22,6 +22,7 @@ use crate::engine::{
     run_on_host,
 };
 use crate::error::Peer;
+use crate::transports::Transports;
 use crate::{Call, CallKind, Counts, DType, Event, OwnedCall, Result};
 
 /// The recorder of this process, or why there is none.
@@ -204,8 +205,8 @@ impl Engine for RecordedEngine {
         self.inner.has_failed_fn()
     }
 
-    fn transport_name(&self) -> String {
-        self.inner.transport_name()
+    fn transports(&self) -> Transports {
+        self.inner.transports()
     }
 
     fn monitor(&self) -> Option<Arc<CommMonitor>> {

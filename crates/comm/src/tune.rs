@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use regatta_model::document::{from_json, to_json_line};
+use serde::{Deserialize, Serialize};
 
 use crate::engine::Engine;
 use crate::network::NetworkEngine;
@@ -14,7 +15,7 @@ use crate::schedule::fit_table::{AlgorithmTiming, fit_table};
 use crate::{Buffer, Call, CallKind, CommError, Counts, DType, OwnedCall, ReduceOp, Result};
 
 /// The extent of the measurement. Must be the same on all ranks.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TuneConfig {
     /// The message sizes, in bytes of a rank's largest buffer.
     pub bytes: Vec<u64>,

@@ -15,7 +15,6 @@ use regatta_model::{
     CpuSet, GpuVisibility, JobSpec, Machine, MemoryBinding, ReservedCores, SmtPolicy,
 };
 use regatta_place::environment::Framework;
-use serde::{Deserialize, Serialize};
 
 /// Upper bound on `--nodes`, to catch typing errors.
 pub const MAX_NODES: i64 = 1_000_000;
@@ -123,7 +122,7 @@ pub struct NetPluginArgs {
 }
 
 /// A network plug-in of NCCL or RCCL.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NetPlugin {
     /// The one that this program contains.
     Regatta,

@@ -19,6 +19,7 @@ use crate::control::{RankInfo, decode, encode};
 use crate::engine::all_gather_bytes;
 use crate::net_plugin;
 use crate::network::{Network, NetworkContext, NetworkEngine, NetworkTransport};
+use crate::transports::NetworkName;
 use crate::{CommError, Result};
 
 /// The communicator for the negotiation.
@@ -47,9 +48,9 @@ pub fn has_fabric() -> bool {
 pub fn select_network(
     context: &Arc<NetworkContext>,
     choice: &ProviderChoice,
-) -> Result<(Arc<dyn Network>, String)> {
-    let tcp = |why: String| -> Result<(Arc<dyn Network>, String)> {
-        Ok((context.tcp.clone(), format!("TCP: {why}")))
+) -> Result<(Arc<dyn Network>, NetworkName)> {
+    let tcp = |why: String| -> Result<(Arc<dyn Network>, NetworkName)> {
+        Ok((context.tcp.clone(), NetworkName::Tcp(Some(why))))
     };
     let peer = |rank: usize| match context.job.members.get(rank) {
         Some(member) => format!("rank {rank} on {}", member.host),
@@ -74,7 +75,7 @@ pub fn select_network(
     }
     match Negotiation::new(context).run(choice)? {
         Ok(fabric) => {
-            let name = format!("libfabric: {}", fabric.name());
+            let name = NetworkName::Libfabric(fabric.name());
             Ok((Arc::new(FabricNetwork::new(fabric, context.shared.clone())), name))
         }
         Err((rank, why)) if *choice == ProviderChoice::Auto => {

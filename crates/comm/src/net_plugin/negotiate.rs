@@ -18,6 +18,7 @@ use super::table::{Handle, Net};
 use crate::control::{decode, encode};
 use crate::engine::{Engine as _, all_gather_bytes};
 use crate::network::{Network, NetworkContext, NetworkEngine, NetworkTransport};
+use crate::transports::NetworkName;
 use crate::{Call, CallKind, CommError, Counts, DType, Result};
 
 /// The communicator for the negotiation.
@@ -70,7 +71,7 @@ struct Listening {
 pub fn select_network(
     context: &Arc<NetworkContext>,
     path: &Path,
-) -> Result<(Arc<dyn Network>, String)> {
+) -> Result<(Arc<dyn Network>, NetworkName)> {
     let mut negotiation = Negotiation::new(context);
     let listening =
         negotiation.listen(path).map_err(|error| Unusable::new(&error.to_string(), error.hint()));
@@ -87,7 +88,7 @@ pub fn select_network(
         Unusable::new(&format!("{}: {why}", negotiation.peer(rank)), NETWORK_HINT)
     });
     negotiation.agree(&checked.map(|()| String::new()))?;
-    Ok((Arc::new(network), shown))
+    Ok((Arc::new(network), NetworkName::NetPlugin(shown)))
 }
 
 /// The plug-in and its NICs.
@@ -99,7 +100,7 @@ fn describe(net: &Net) -> String {
         names.push("...");
     }
     let nics = if count == 1 { "NIC" } else { "NICs" };
-    format!("net plug-in: {}, {count} {nics}: {}", net.name, names.join(", "))
+    format!("{}, {count} {nics}: {}", net.name, names.join(", "))
 }
 
 /// The negotiation, over TCP.

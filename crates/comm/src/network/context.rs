@@ -8,6 +8,7 @@ use crate::bootstrap::BootstrapConfig;
 use crate::control::Job;
 use crate::schedule::algorithm_table::AlgorithmTable;
 use crate::tcp::Sockets;
+use crate::transports::NetworkName;
 
 /// The connections and settings of this process.
 pub struct NetworkContext {
@@ -19,7 +20,7 @@ pub struct NetworkContext {
     /// The data connections over TCP, which are used to agree on a network.
     pub tcp: Arc<Sockets>,
     /// The network in use, and why.
-    pub network: OnceLock<(Arc<dyn Network>, String)>,
+    pub network: OnceLock<(Arc<dyn Network>, NetworkName)>,
     /// The algorithm table shared by all ranks.
     pub algorithms: Arc<AlgorithmTable>,
     /// How long to spin before a thread sleeps.

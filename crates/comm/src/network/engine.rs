@@ -12,6 +12,7 @@ use crate::control::CommMonitor;
 use crate::engine::{AbortFn, BoxEngine, Engine, HasFailedFn, all_gather_split_args};
 use crate::schedule::Algorithm;
 use crate::transport::Transport;
+use crate::transports::{NetworkName, Transports};
 use crate::{Call, Result, Signature};
 
 /// Runs collectives on a `NetworkTransport`.
@@ -116,8 +117,10 @@ impl Engine for NetworkEngine {
     }
 
     /// The libfabric provider, or TCP and the reason for it.
-    fn transport_name(&self) -> String {
-        self.transport.context.network.get().map_or("TCP", |(_, name)| name).to_owned()
+    fn transports(&self) -> Transports {
+        let selected = self.transport.context.network.get().map(|(_, name)| name.clone());
+        let network = Some(selected.unwrap_or(NetworkName::Tcp(None)));
+        Transports { shared_memory: None, network }
     }
 
     fn monitor(&self) -> Option<Arc<CommMonitor>> {

@@ -50,6 +50,7 @@ use crate::control::signature_codec;
 use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn};
 use crate::error::Peer;
 use crate::reduce_kernel::stream;
+use crate::transports::{SharedMemory, Transports};
 use crate::{Call, CallKind, CommError, Communicator, Result, Signature, hierarchical};
 
 pub(crate) use self::bootstrap::join;
@@ -298,11 +299,12 @@ impl Engine for ShmEngine {
         self.shared.monitor.has_failed_fn()
     }
 
-    fn transport_name(&self) -> String {
-        match self.policy.reads_memory {
-            true => "shared memory, large buffers by cross memory attach (CMA)".to_owned(),
-            false => "shared memory".to_owned(),
-        }
+    fn transports(&self) -> Transports {
+        let shared_memory = match self.policy.reads_memory {
+            true => SharedMemory::CrossMemoryAttach,
+            false => SharedMemory::Copied,
+        };
+        Transports { shared_memory: Some(shared_memory), network: None }
     }
 }
 

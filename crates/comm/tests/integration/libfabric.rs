@@ -48,7 +48,7 @@ fn has_tcp() -> bool {
 #[test]
 fn the_selected_provider_is_used() {
     if has_tcp() {
-        let name = |config| engine(config).unwrap().transport_name();
+        let name = |config| engine(config).unwrap().transports().to_string();
         let names = suite::in_parallel(configs(2, "tcp"), name);
         assert!(names.iter().all(|name| name.starts_with("libfabric: tcp")), "{names:?}");
     }

@@ -52,7 +52,7 @@ fn the_newest_or_the_selected_version_is_used() {
     for (version, used) in
         [None].into_iter().chain(SUPPORTED_VERSIONS.map(Some)).map(|v| (v, v.unwrap_or(11)))
     {
-        let name = |config| engine(config).unwrap().transport_name();
+        let name = |config| engine(config).unwrap().transports().to_string();
         let expected = format!("net plug-in: Fake (v{used}), 2 NICs: fake0, fake1");
         assert_eq!(suite::in_parallel(configs(2, version), name), [expected.clone(), expected]);
     }

@@ -1,20 +1,20 @@
-//! A channel between the launcher and a rank: a socket pair that carries length-prefixed frames,
-//! encoded with postcard. The launcher sends one input frame at the start of the rank, and receives
-//! the frames that the rank sends: messages to the command that launched it, and the peer that it
-//! lost.
+//! A channel between the launcher and a rank: a socket pair that carries length-prefixed frames. The
+//! launcher sends one input frame at the start of the rank, and receives the frames that the rank
+//! sends: messages to the command that launched it, and the peer that it lost.
+//!
+//! Messages are encoded once, as JSON: most of them are parts of documents, whose optional fields are
+//! absent, so that a format without field names cannot hold them.
 
-mod json;
 mod launcher_end;
 mod rank_end;
 
-pub use json::Json;
 pub(crate) use launcher_end::RankChannel;
 pub use rank_end::RankEnd;
 
 use regatta_wire::framing::FrameError;
 use regatta_wire::link;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
 /// Maximum payload length in bytes. An agent forwards a frame in one message of the same maximum
 /// length, which needs a few bytes for the rank and the attempt.
@@ -24,25 +24,30 @@ pub const MAX_FRAME_LEN: usize = link::MAX_FRAME_LEN - 64;
 pub const VARIABLE: &str = "REGATTA_CHANNEL_FD";
 
 /// A frame that a rank sends.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) enum RankFrame<T> {
-    /// A message to the command that launched the ranks.
-    Message(T),
+#[derive(Debug, PartialEq)]
+pub(crate) enum RankFrame {
+    /// An encoded message to the command that launched the ranks.
+    Message(Vec<u8>),
     /// The rank fails because it lost this rank.
     LostPeer(u32),
 }
 
-impl RankFrame<Vec<u8>> {
+/// The first byte of a frame of a rank: what follows.
+#[derive(Debug, Clone, Copy)]
+#[repr(u8)]
+pub(crate) enum FrameKind {
+    Message,
+    LostPeer,
+}
+
+impl RankFrame {
     /// Parses a frame, without decoding a message. Invalid frames are messages, too: their receiver
     /// reports that it cannot decode them.
     pub(crate) fn parse(mut frame: Vec<u8>) -> Self {
-        match decode::<RankFrame<()>>(&frame) {
-            Ok(RankFrame::LostPeer(peer)) => return Self::LostPeer(peer),
-            // The variant precedes the message.
-            Ok(RankFrame::Message(())) | Err(_) if !frame.is_empty() => drop(frame.remove(0)),
-            _ => {}
-        }
-        Self::Message(frame)
+        let kind = (!frame.is_empty()).then(|| frame.remove(0));
+        let is_peer = kind == Some(FrameKind::LostPeer as u8);
+        let peer = is_peer.then(|| decode(&frame).ok()).flatten();
+        peer.map_or(Self::Message(frame), Self::LostPeer)
     }
 }
 
@@ -60,10 +65,10 @@ pub enum ChannelError {
     Frame(#[from] FrameError),
     /// A value could not be encoded.
     #[error("cannot encode a message: {0}")]
-    Encode(postcard::Error),
+    Encode(serde_json::Error),
     /// A frame does not hold the expected type.
     #[error("invalid message: {0}; run the same regatta version on every node")]
-    Decode(String),
+    Decode(serde_json::Error),
     /// A frame of a rank does not hold the expected type.
     #[error("rank {rank}: {error}")]
     Rank {
@@ -82,16 +87,12 @@ pub enum ChannelError {
 
 /// Encodes the payload of a frame.
 pub fn encode(message: &impl Serialize) -> Result<Vec<u8>, ChannelError> {
-    postcard::to_stdvec(message).map_err(ChannelError::Encode)
+    serde_json::to_vec(message).map_err(ChannelError::Encode)
 }
 
 /// Decodes the payload of a frame, which must use all bytes.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ChannelError> {
-    match postcard::take_from_bytes(bytes) {
-        Ok((message, [])) => Ok(message),
-        Ok((_, rest)) => Err(ChannelError::Decode(format!("{} trailing bytes", rest.len()))),
-        Err(error) => Err(ChannelError::Decode(error.to_string())),
-    }
+    serde_json::from_slice(bytes).map_err(ChannelError::Decode)
 }
 
 /// Decodes a frame that a rank sent.

@@ -8,7 +8,7 @@ use regatta_wire::framing::{self, FrameDecoder};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{ChannelError, MAX_FRAME_LEN, RankFrame, VARIABLE, decode, encode};
+use super::{ChannelError, FrameKind, MAX_FRAME_LEN, VARIABLE, decode};
 
 /// The rank's end of its channel.
 #[derive(Debug)]
@@ -64,12 +64,12 @@ impl RankEnd {
 
     /// Sends a message to the launcher. Blocks while the launcher does not keep up.
     pub fn send(&mut self, message: &impl Serialize) -> Result<(), ChannelError> {
-        self.send_frame(&RankFrame::Message(message))
+        self.send_frame(FrameKind::Message, message)
     }
 
     /// Reports that this rank fails because it lost another: the other failed first.
     pub fn report_lost_peer(&mut self, peer: u32) -> Result<(), ChannelError> {
-        self.send_frame(&RankFrame::<()>::LostPeer(peer))
+        self.send_frame(FrameKind::LostPeer, &peer)
     }
 
     /// Another handle of the same channel.
@@ -77,8 +77,13 @@ impl RankEnd {
         Ok(Self { stream: self.stream.try_clone()? })
     }
 
-    fn send_frame(&mut self, frame: &RankFrame<impl Serialize>) -> Result<(), ChannelError> {
-        let payload = encode(frame)?;
+    fn send_frame(
+        &mut self,
+        kind: FrameKind,
+        message: &impl Serialize,
+    ) -> Result<(), ChannelError> {
+        let mut payload = vec![kind as u8];
+        serde_json::to_writer(&mut payload, message).map_err(ChannelError::Encode)?;
         self.stream.write_all(&framing::prefix(&payload, MAX_FRAME_LEN)?)?;
         Ok(self.stream.write_all(&payload)?)
     }

@@ -4,12 +4,13 @@ use std::ops::Range;
 
 use regatta_comm::{Buffer, Call, CallKind, Comm, Counts, DType, MemorySpace, OwnedCall, ReduceOp};
 use regatta_model::Operation;
+use serde::{Deserialize, Serialize};
 
 use super::pattern::{Owner, Pattern, Period};
 use crate::CommResult;
 
 /// Memory of the buffers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MemoryKind {
     /// Pageable host memory.
     Heap,

@@ -1,5 +1,6 @@
 //! Events of a run, consumed by a terminal, a file or the parent process.
 
+use regatta_comm::schedule::algorithm_table::AlgorithmTable;
 use regatta_model::bench::{PairMatrices, RankRoofline};
 use regatta_model::{BenchResult, BenchRow, BenchTable};
 use serde::{Deserialize, Serialize};
@@ -18,8 +19,8 @@ pub enum BenchEvent {
     Pairs(Box<PairMatrices>),
     /// The rooflines of all ranks were measured.
     Rooflines(Vec<RankRoofline>),
-    /// A tuning table for algorithm selection, as a document.
-    TuningTable(String),
+    /// A tuning table for algorithm selection.
+    TuningTable(Box<AlgorithmTable>),
     /// Progress.
     Progress(BenchProgress),
     /// A warning for the user.

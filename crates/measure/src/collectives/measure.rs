@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use regatta_comm::{Collectives, Comm, ReduceOp};
 use regatta_model::{Measurement, Operation};
+use serde::{Deserialize, Serialize};
 
 use super::case::CollectiveCase;
 use super::run::RankAverage;
@@ -11,7 +12,7 @@ use super::spread::spread;
 use crate::{CommResult, bus_bandwidth};
 
 /// Iterations of a case.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IterationCounts {
     /// Warm-up iterations.
     pub warmup: u32,

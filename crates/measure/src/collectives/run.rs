@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use regatta_comm::{CallKind, Comm, DType, ReduceOp};
 use regatta_model::{BenchRow, BenchTable, Measurement, Operation};
+use serde::{Deserialize, Serialize};
 
 use super::case::{CallSpec, CollectiveCase, MemoryKind, kind};
 use super::eta::Eta;
@@ -14,7 +15,7 @@ use super::sizes::distinct;
 use crate::{CommResult, bus_bandwidth};
 
 /// What a run measures.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunConfig {
     /// Operations; one or more tables each.
     pub operations: Vec<Operation>,
@@ -36,7 +37,7 @@ pub struct RunConfig {
 }
 
 /// How the times of all ranks are combined (nccl-tests `-a`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RankAverage {
     /// Time of rank 0.
     Rank0,

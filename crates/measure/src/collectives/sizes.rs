@@ -1,12 +1,13 @@
 //! Message sizes: parsing (`8`, `64K`, `4G`) and ranges by factor or step.
 
 use regatta_model::bench::SizeStep;
+use serde::{Deserialize, Serialize};
 
 /// Upper bound on the number of sizes; more indicates a step in the wrong unit.
 const MAX_SIZES: usize = 100_000;
 
 /// Sizes from `min` to `max`, inclusive.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SizeRange {
     /// First size in bytes.
     pub min: u64,

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 /// Size of the first message: it opens the connection and is small enough for a slow link.
 pub const PROBE_BYTES: u64 = 64 << 10;
 
@@ -11,7 +13,7 @@ const MIN_BURSTS: usize = 3;
 const MIN_BURSTS_TIME_FACTOR: u32 = 4;
 
 /// Amount of measurement per pair; must be equal on all ranks.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BurstOptions {
     /// Bytes per message of the bandwidth test.
     pub bytes: u64,

@@ -4,6 +4,7 @@
 
 use regatta_comm::{Collectives, Comm};
 use regatta_model::bench::{PairEndpoint, PairMatrices, PairMatrix};
+use serde::{Deserialize, Serialize};
 
 use super::burst::BurstOptions;
 use super::diagnose::{Thresholds, suspects};
@@ -13,7 +14,7 @@ use super::select_ranks;
 use crate::CommResult;
 
 /// Options; must be equal on all ranks.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PairsOptions {
     /// Measure all ranks; otherwise, on several nodes, the first rank of each.
     pub all_ranks: bool,

@@ -2,7 +2,7 @@
 //! one, rank 0 itself reports them to the user.
 
 use anyhow::Result;
-use regatta_launch::channel::{self, ChannelError, Json, RankEnd};
+use regatta_launch::channel::{self, ChannelError, RankEnd};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -54,7 +54,7 @@ impl<R: EventReporter> RankObserver for R {
 
     fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String {
         match channel::decode_from(rank, bytes) {
-            Ok(Json(event)) => {
+            Ok(event) => {
                 let text = self.log_text(&event);
                 self.on_event(event);
                 text
@@ -118,7 +118,7 @@ impl<R: EventReporter> EventSink<R> {
     pub fn emit(&mut self, event: R::Event) {
         match self {
             Self::Discard | Self::Parent { error: Some(_), .. } => {}
-            Self::Parent { channel, error } => *error = channel.send(&Json(event)).err(),
+            Self::Parent { channel, error } => *error = channel.send(&event).err(),
             Self::Local(reporter) => reporter.on_event(event),
         }
     }

@@ -5,12 +5,15 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use regatta_comm::CommError;
-use regatta_launch::channel::{Json, RankEnd};
+use regatta_launch::channel::RankEnd;
 use regatta_model::Machine;
 use regatta_train::training::TrainError;
 use serde::{Deserialize, Serialize};
 
-use super::bench::{self, args::BenchCommand};
+use regatta_measure::rank::BenchError;
+use regatta_measure::request::BenchRequest;
+
+use super::bench;
 use super::doctor::rank::{self as doctor_rank, DoctorTask};
 use super::train::{self, TrainTask};
 use crate::output;
@@ -23,14 +26,14 @@ pub struct RankRequest {
     /// Command line of the parent process.
     pub command_line: Vec<String>,
     /// The node, if the ranks run on the parent's.
-    pub machine: Option<Json<Machine>>,
+    pub machine: Option<Machine>,
 }
 
 /// The work of a rank.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum RankTask {
     /// `regatta bench`.
-    Bench(Box<BenchCommand>),
+    Bench(Box<BenchRequest>),
     /// `regatta doctor`.
     Doctor(Box<DoctorTask>),
     /// `regatta train`.
@@ -64,7 +67,8 @@ pub fn note_unrecorded() {
 
 /// The command line of this process.
 pub fn command_line() -> Vec<String> {
-    std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect()
+    let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
+    words.filter(|word| !bench::child_run::is_hidden_option(word)).collect()
 }
 
 /// Runs the command.
@@ -74,11 +78,10 @@ pub fn run() -> Result<ExitCode> {
     let mut channel = channel
         .context("this command is for the ranks of `regatta bench`, `doctor` and `train`")?;
     let RankRequest { task, command_line, machine } = channel.recv_input()?;
-    let machine = machine.map(|Json(machine)| machine);
     let mut to_launcher = channel.try_clone()?;
     let context = RankContext { command_line, machine, channel: Some(channel) };
     let result = match task {
-        RankTask::Bench(command) => bench::run_rank(&command, context),
+        RankTask::Bench(request) => bench::run_rank(&request, context),
         RankTask::Doctor(task) => doctor_rank::run(&task, context),
         RankTask::Train(task) => train::run_rank(&task, context.channel),
     };
@@ -100,7 +103,10 @@ pub fn report_lost_peer(to_launcher: &mut RankEnd, error: &anyhow::Error) {
 fn lost_peer(error: &anyhow::Error) -> Option<u32> {
     let comm_error = error.chain().find_map(|cause| match cause.downcast_ref() {
         Some(TrainError::Comm(error)) => Some(error),
-        _ => cause.downcast_ref::<CommError>(),
+        _ => match cause.downcast_ref() {
+            Some(BenchError::Comm(error)) => Some(error),
+            _ => cause.downcast_ref::<CommError>(),
+        },
     });
     comm_error?.failed_rank()
 }
@@ -108,25 +114,33 @@ fn lost_peer(error: &anyhow::Error) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use regatta_launch::channel;
+    use regatta_measure::collectives::RankAverage;
+    use regatta_measure::request::{Backend, Workload};
 
     use super::*;
     use crate::commands::bench::args::tests::parse_bench;
+    use crate::commands::bench::options;
 
     #[test]
-    fn ranks_receive_the_options_without_the_paths_of_the_parent() {
+    fn ranks_receive_what_the_command_line_means() {
         let words = "all-reduce -b 8 -e 1M -f 2 -a 3 -T 9 --backend tcp --label x -J out.json \
                      --plot p.svg --run-dir r --hostfile h --launch '-N2'";
-        let task = RankTask::Bench(Box::new(parse_bench(words.split_whitespace()).unwrap()));
-        let machine = Some(Json(Machine { host: "n1".to_owned(), ..Machine::default() }));
+        let command = parse_bench(words.split_whitespace()).unwrap();
+        let options = options::parse(&command).unwrap().unwrap();
+        let machine = Some(Machine { host: "n1".to_owned(), ..Machine::default() });
+        let task = RankTask::Bench(Box::new(options.request.clone()));
         let request = RankRequest { task, command_line: command_line(), machine };
         let bytes = channel::encode(&request).unwrap();
         let received: RankRequest = channel::decode(&bytes).unwrap();
-        let RankTask::Bench(command) = received.task else { panic!("not a benchmark") };
-        let BenchCommand::AllReduce(args) = *command else { panic!("another benchmark") };
-        assert_eq!((args.sizes.max, args.iterations.average), (Some(1 << 20), Some(3)));
-        assert_eq!(args.output.label.as_deref(), Some("x"));
-        assert_eq!((args.output.out, args.table.plot), (None, None));
-        assert_eq!((args.ranks.run_dir, args.ranks.hostfile), (None, None));
+        let RankTask::Bench(benchmark) = received.task else { panic!("not a benchmark") };
+        assert_eq!(*benchmark, options.request);
+        assert_eq!(benchmark.timeout, Some(std::time::Duration::from_secs(9)));
+        let Workload::Collectives { config, sizes, .. } = benchmark.workload else {
+            panic!("another benchmark")
+        };
+        assert_eq!((config.sizes.len(), sizes.max), (18, 1 << 20));
+        assert_eq!(config.average, Some(RankAverage::Max));
+        assert_eq!((benchmark.label.as_deref(), benchmark.backend), (Some("x"), Backend::Tcp));
         assert_eq!(received.machine, request.machine);
         assert_eq!(received.command_line, request.command_line);
     }

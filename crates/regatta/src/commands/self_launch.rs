@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use regatta_events::record::settings::Level;
-use regatta_launch::channel::{self, Json};
+use regatta_launch::channel;
 use regatta_launch::config::{JobConfig, OwnRanks, Workload};
 use regatta_launch::secret_file;
 use regatta_model::units::pluralize;
@@ -85,7 +85,7 @@ pub fn set_request(config: &mut JobConfig, discovery: &Discovery, task: RankTask
     if discovery.allocation.this_rank.is_some() {
         return Ok(());
     }
-    let machine = (!discovery.needs_agents()).then(|| Json(discovery.machines[0].clone()));
+    let machine = (!discovery.needs_agents()).then(|| discovery.machines[0].clone());
     let user_command = rank_worker::command_line();
     // Those of `doctor` test the nodes and need nothing of them.
     let tests_nodes = matches!(task, RankTask::Doctor(_));

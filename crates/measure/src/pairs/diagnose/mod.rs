@@ -14,13 +14,14 @@ pub use finding::{FaultLocation, FaultSubject, LinkScope, Observed, PairFinding,
 
 use grouping::Grouping;
 use regatta_model::bench::{PairEndpoint, PairMatrices, PairMatrix};
+use serde::{Deserialize, Serialize};
 use slow_links::SlowLinks;
 
 /// More slow links than this, and than half the endpoints, reflect the topology.
 const MAX_SINGLE_LINKS: usize = 3;
 
 /// When a link counts as slow.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Thresholds {
     /// Bandwidth below this fraction of the expectation.
     pub bandwidth: f64,

@@ -6,16 +6,15 @@ use clap::builder::{NonEmptyStringValueParser, TypedValueParser as _};
 use clap::{Args, Subcommand};
 use regatta_measure::baseline::Tolerance;
 use regatta_measure::collectives::parse_size;
+use regatta_measure::request::Backend;
 use regatta_model::Operation;
 use regatta_nccl_tuning::fit::MIN_ROUNDS;
 use regatta_nccl_tuning::table::MAX_CHANNELS;
-use serde::{Deserialize, Serialize};
 
-pub use super::backend_choice::Backend;
 use super::child_run::ChildArgs;
 use super::file_args::{CompareArgs, ReadArgs};
 use super::nccl_tests_args::{IterationArgs, SizeArgs};
-use crate::options::{NetPlugin, ProfileArgs, TunerArgs, positive};
+use crate::options::{NamedValue, NetPlugin, ProfileArgs, TunerArgs, one_of, positive};
 
 /// `regatta bench`.
 #[derive(Debug, Args)]
@@ -25,8 +24,8 @@ pub struct BenchArgs {
     pub command: BenchCommand,
 }
 
-/// Subcommands of `regatta bench`. Ranks receive them without what only the parent process needs.
-#[derive(Debug, Clone, Serialize, Deserialize, Subcommand)]
+/// Subcommands of `regatta bench`.
+#[derive(Debug, Clone, Subcommand)]
 pub enum BenchCommand {
     /// All-reduce: the reduction of all ranks' data, on every rank
     #[command(alias = "all_reduce", alias = "allreduce", alias = "all_reduce_perf")]
@@ -65,11 +64,9 @@ pub enum BenchCommand {
     Disk(DiskArgs),
     /// Compare results side by side, with ratios to the first: files of `regatta bench`,
     /// nccl-tests, rccl-tests or the OSU micro-benchmarks
-    #[serde(skip)]
     Compare(CompareArgs),
     /// Read results of `regatta bench`, nccl-tests, rccl-tests or the OSU micro-benchmarks, and
     /// print, convert or plot them
-    #[serde(skip)]
     Read(ReadArgs),
 }
 
@@ -131,7 +128,7 @@ const ALL: [Operation; 9] = [
 ];
 
 /// Arguments of a collective benchmark.
-#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct CollectiveArgs {
     #[command(flatten)]
     pub sizes: SizeArgs,
@@ -146,7 +143,6 @@ pub struct CollectiveArgs {
     #[command(flatten)]
     pub table: TableArgs,
     #[command(flatten)]
-    #[serde(skip)]
     pub child: ChildArgs,
 }
 
@@ -163,7 +159,7 @@ impl CollectiveArgs {
 }
 
 /// Other kinds of measurement.
-#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Modes")]
 pub struct ModeArgs {
     /// Run once for each combination of environment variables and show the best for each size, e.g.
@@ -202,7 +198,7 @@ pub struct ModeArgs {
 }
 
 /// `regatta bench gemm` and `copy`.
-#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(mut_arg("backend", |arg| arg.help("Transport or library over which the ranks exchange results")))]
 pub struct RooflineArgs {
     #[command(flatten)]
@@ -214,7 +210,7 @@ pub struct RooflineArgs {
 }
 
 /// `regatta bench disk`.
-#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct DiskArgs {
     /// Directory on the file system to measure
     #[arg(long, value_name = "DIR", default_value = ".")]
@@ -227,7 +223,7 @@ pub struct DiskArgs {
 }
 
 /// Outlier detection.
-#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct OutlierArgs {
     /// Report ranks slower than the median of all ranks by more than this
     #[arg(long, value_name = "PERCENT", default_value = "10%", value_parser = parse_percent)]
@@ -235,11 +231,11 @@ pub struct OutlierArgs {
 }
 
 /// Which ranks to launch.
-#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Ranks to launch (outside a job)")]
 pub struct BenchRankArgs {
     /// Transport or library to benchmark
-    #[arg(long, value_enum, default_value = "auto", help_heading = "Communication")]
+    #[arg(long, value_parser = one_of(&BACKENDS), value_name = "BACKEND", default_value = "auto", help_heading = "Communication")]
     pub backend: Backend,
     /// Benchmark this network plug-in of NCCL, without a GPU and without NCCL (backend net-plugin); with
     /// --backend nccl or rccl, have the library use it: `regatta`, the libfabric plug-in of this program,
@@ -257,7 +253,6 @@ pub struct BenchRankArgs {
     pub nodes: Option<u32>,
     /// Take the nodes from FILE instead of the scheduler
     #[arg(long, value_name = "FILE")]
-    #[serde(skip)]
     pub hostfile: Option<PathBuf>,
     /// As in nccl-tests, but with processes: launches (-t) x (-g) ranks
     #[arg(short = 't', long = "nthreads", value_name = "COUNT", value_parser = positive(), conflicts_with = "ranks")]
@@ -266,30 +261,50 @@ pub struct BenchRankArgs {
     #[arg(short = 'g', long = "ngpus", value_name = "COUNT", value_parser = positive(), conflicts_with = "ranks")]
     pub gpus: Option<u32>,
     #[command(flatten)]
-    #[serde(skip)]
     pub profile: ProfileArgs,
     #[command(flatten)]
-    #[serde(skip)]
     pub tuner: TunerArgs,
     /// Additional options for `regatta launch`, e.g. '--launcher ssh --start-timeout 60'
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
     pub launch: Option<String>,
     /// Run folder [default: a new one in runs/]
     #[arg(long, value_name = "FOLDER", help_heading = "Output")]
-    #[serde(skip)]
     pub run_dir: Option<PathBuf>,
     /// Environment variable of a sweep, not to be set from the site profile
     #[arg(long, value_name = "VARIABLE", hide = true)]
     pub sweep_var: Vec<String>,
 }
 
+/// Values of `--backend`.
+const BACKENDS: [NamedValue<Backend>; 7] = [
+    ("auto", Backend::Auto, "NCCL or RCCL if every rank has a GPU and the library, else host"),
+    (
+        "host",
+        Backend::Host,
+        "Host memory: shared memory within a node (REGATTA_CMA=0: without cross memory attach), the \
+         network between nodes",
+    ),
+    ("tcp", Backend::Tcp, "Host memory over TCP, also within a node"),
+    (
+        "libfabric",
+        Backend::Libfabric,
+        "Host memory over libfabric, also within a node; REGATTA_FABRIC selects the provider",
+    ),
+    (
+        "net-plugin",
+        Backend::NetPlugin,
+        "Host memory over the network plug-in of NCCL that --net-plugin names, also within a node",
+    ),
+    ("nccl", Backend::Nccl, "NCCL on NVIDIA GPUs"),
+    ("rccl", Backend::Rccl, "RCCL on AMD GPUs"),
+];
+
 /// Output options.
-#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Output")]
 pub struct OutputArgs {
     /// Write the result to FILE, updated during the run [default: bench.json in the run folder]
     #[arg(short = 'J', long = "output_file", visible_alias = "out", value_name = "FILE")]
-    #[serde(skip)]
     pub out: Option<PathBuf>,
     /// Print the final result as JSON instead of the table
     #[arg(long, conflicts_with = "csv")]
@@ -303,19 +318,17 @@ pub struct OutputArgs {
 }
 
 /// Output options of collective benchmarks.
-#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Output")]
 pub struct TableArgs {
     /// Plot bandwidth and latency over size to FILE: .svg, or .html with tables
     #[arg(long, value_name = "FILE")]
-    #[serde(skip)]
     pub plot: Option<PathBuf>,
     /// Add per-iteration statistics: minimum, maximum, 99th percentile, coefficient of variation
     #[arg(short = 'I', long)]
     pub spread: bool,
     /// Compare with the result in FILE; exit code 1 on a regression
     #[arg(long, value_name = "FILE")]
-    #[serde(skip)]
     pub baseline: Option<PathBuf>,
     /// Allowed regression against the baseline
     #[arg(long, value_name = "PERCENT", default_value = "10%", requires = "baseline", value_parser = parse_percent)]

@@ -2,17 +2,14 @@
 //! plots results.
 
 pub mod args;
-mod backend;
-mod backend_choice;
 mod baseline;
 pub mod child_run;
 mod file_args;
 mod files;
-mod metadata;
 pub mod multi_run;
 mod nccl_tests_args;
 mod net_plugin;
-mod options;
+pub mod options;
 mod parent;
 mod plot;
 pub mod progress_bar;
@@ -27,6 +24,8 @@ use anyhow::{Result, bail};
 
 pub use args::BenchArgs;
 use args::BenchCommand;
+
+use regatta_measure::request::BenchRequest;
 
 use super::rank_worker::RankContext;
 use super::self_launch::is_rank;
@@ -48,7 +47,7 @@ pub fn run(mut args: BenchArgs) -> Result<ExitCode> {
     let in_a_job = is_rank("bench")?;
     let collective = args.command.collective();
     match (in_a_job, collective.filter(|(_, args)| args.is_multi_run())) {
-        (true, None) => rank::run(options, RankContext::without_parent()),
+        (true, None) => rank::run_in_job(&options),
         (true, Some(_)) => {
             bail!(
                 "--sweep, --scan and --tune with NCCL launch the ranks themselves: run them outside of \
@@ -59,16 +58,13 @@ pub fn run(mut args: BenchArgs) -> Result<ExitCode> {
             options.check_output_files()?;
             match multi_run {
                 Some((operations, args)) => multi_run::run(&operations, args),
-                None => parent::run(&args.command, &options),
+                None => parent::run(&options),
             }
         }
     }
 }
 
 /// Runs a rank that the parent process launched.
-pub fn run_rank(command: &BenchCommand, context: RankContext) -> Result<ExitCode> {
-    match options::parse(command)? {
-        Some(options) => rank::run(options, context),
-        None => bail!("internal error: {command:?} is not a benchmark; please report it"),
-    }
+pub fn run_rank(request: &BenchRequest, context: RankContext) -> Result<ExitCode> {
+    rank::run(request, context, || bail!("the parent process of the ranks is gone"))
 }

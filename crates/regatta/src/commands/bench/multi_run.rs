@@ -5,17 +5,17 @@ use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, bail};
-use clap::ValueEnum;
 use regatta_comm::bootstrap;
 use regatta_launch::config::JobSource;
 use regatta_launch::signals::SignalCatcher;
+use regatta_measure::request::Backend;
 use regatta_measure::sweep::Sweep;
 use regatta_measure::{scaling, sweep, write};
 use regatta_model::run_folder::BENCH_LOCK;
 use regatta_model::{BenchResult, Operation};
 use regatta_train::lock_file::{LockResult, lock_file};
 
-use super::args::{Backend, CollectiveArgs};
+use super::args::CollectiveArgs;
 use super::child_run::ChildRun;
 use super::{files, parent, plot, tune_nccl};
 use crate::cli::HEADING;
@@ -40,7 +40,7 @@ fn sweep(args: &CollectiveArgs, folder: &Path) -> Result<ExitCode> {
     if let Some(variable) = sweep.nccl_variable()
         && let Some(backend) = parent::host_backend(&args.ranks)?
     {
-        bail!("{}", ignored_variable(variable, &backend));
+        bail!("{}", ignored_variable(variable, backend.name()));
     }
     let settings = sweep.settings();
     let child = |(number, setting): (usize, &sweep::SweepSetting)| ChildRun {
@@ -102,7 +102,7 @@ fn check_backend(sweep: &Sweep, result: &BenchResult) -> Result<()> {
 
 /// Whether a backend, by its name in a result, reads variables of NCCL.
 fn reads_nccl_variables(name: &str) -> bool {
-    <Backend as ValueEnum>::from_str(name, false).is_ok_and(Backend::reads_nccl_variables)
+    Backend::ALL.iter().any(|backend| backend.name() == name && backend.reads_nccl_variables())
 }
 
 fn ignored_variable(variable: &str, backend: &str) -> String {

@@ -2,10 +2,9 @@
 
 use clap::Args;
 use regatta_measure::collectives::{nccl_names, parse_size};
-use serde::{Deserialize, Serialize};
 
 /// Sizes and data types.
-#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Sizes (as in nccl-tests)")]
 pub struct SizeArgs {
     /// Minimum size in bytes, with suffix K, M or G (powers of 1024) [default: 32M, or -e if smaller;
@@ -40,7 +39,7 @@ impl SizeArgs {
 }
 
 /// Iterations and timing.
-#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Iterations (as in nccl-tests)")]
 pub struct IterationArgs {
     /// Timed iterations [default: 20, or more if they take less than 2 ms in total]

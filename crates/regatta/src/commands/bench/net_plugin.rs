@@ -8,16 +8,15 @@ use regatta_discover::loader::{Loader, host_machine};
 use regatta_discover::{Env, Sysroot};
 use regatta_doctor::collect::read_plugin;
 use regatta_doctor::plugin::PluginKind;
+use regatta_measure::rank::BenchError;
+use regatta_measure::request::Backend;
 
-use super::args::{Backend, BenchRankArgs};
+use super::args::BenchRankArgs;
 use crate::commands::launch::nccl_plugins::{NET_VARIABLE, absolute_path, resolve};
 use crate::options::NetPlugin;
 
 /// Selects the plug-in instead of `--net-plugin`.
 const VARIABLE: &str = "REGATTA_NET_PLUGIN";
-
-const NOT_INSTALLED: &str = "--net-plugin regatta is for ranks that this command launches: in a job, install \
-                             the plug-in with `regatta plugin install` and pass its path";
 
 /// Larger files are not plug-ins.
 const MAX_LEN: u64 = 1 << 30;
@@ -54,7 +53,7 @@ pub fn apply(ranks: &mut BenchRankArgs, is_rank: bool) -> Result<()> {
             check(&path).context(origin)?;
             NetPlugin::Path(path)
         }
-        NetPlugin::Regatta if is_rank => bail!("{NOT_INSTALLED}"),
+        NetPlugin::Regatta if is_rank => bail!(BenchError::NoNetPlugin),
         plugin => resolve(&plugin, true)?,
     };
     if !uses_nccl {
@@ -71,14 +70,6 @@ pub fn for_launch(ranks: &BenchRankArgs) -> Option<NetPlugin> {
         matches!((plugin, ranks.backend), (NetPlugin::Path(_), Backend::NetPlugin))
     };
     ranks.net_plugin.clone().filter(|plugin| !is_known(plugin))
-}
-
-/// The library that a rank of the backend net-plugin loads.
-pub fn of_rank(ranks: &BenchRankArgs) -> Result<PathBuf> {
-    match &ranks.net_plugin {
-        Some(NetPlugin::Path(path)) => Ok(path.clone()),
-        _ => std::env::var_os(NET_VARIABLE).map(PathBuf::from).context(NOT_INSTALLED),
-    }
 }
 
 fn check(path: &Path) -> Result<()> {
@@ -164,7 +155,7 @@ mod tests {
         let error = apply(&mut ranks, true).unwrap_err().to_string();
         assert!(error.contains("in a job, set NCCL_NET_PLUGIN to"), "{error}");
         ranks.backend = Backend::NetPlugin;
-        assert_eq!((for_launch(&ranks), of_rank(&ranks).unwrap()), (None, program));
+        assert_eq!(for_launch(&ranks), None, "the ranks know the path");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Error, Result, bail};
 use regatta_comm::tune;
@@ -10,7 +11,7 @@ use regatta_measure::collectives::{
     IterationCounts, MemoryKind, RankAverage, RunConfig, SizeRange, nccl_names,
 };
 use regatta_measure::pairs::PairsOptions;
-use regatta_measure::roofline::{copy::CopySettings, disk::DiskSettings, gemm::GemmSettings};
+use regatta_measure::request::{BenchRequest, RooflineTest, Workload};
 use regatta_model::Operation;
 use regatta_model::bench::SizeStep;
 use regatta_nccl_tuning::table::MAGIC;
@@ -21,57 +22,48 @@ use super::args::{
 };
 use super::nccl_tests_args::{IterationArgs, SizeArgs};
 use super::plot;
+use crate::options::NetPlugin;
 use crate::output;
 
-/// A benchmark to run.
+/// A benchmark to run, and where its result goes.
 pub struct BenchOptions<'a> {
-    pub workload: Workload,
+    /// What the ranks measure.
+    pub request: BenchRequest,
     pub ranks: &'a BenchRankArgs,
     pub output: &'a OutputArgs,
     /// Of collectives only.
     pub table: Option<&'a TableArgs>,
-    /// Timeout of a call in seconds.
-    pub timeout: Option<u64>,
-}
-
-/// What the ranks measure.
-pub enum Workload {
-    /// Collectives over a size range, optionally in registered buffers.
-    Collectives { config: Box<RunConfig>, sizes: SizeRange, register: bool },
-    /// All pairs of ranks.
-    Pairs(PairsOptions),
-    /// All algorithms; the tuning table goes to the file.
-    Tune(PathBuf, tune::TuneConfig),
-    /// Node roofline, and the tolerance of slow ranks.
-    Roofline(RooflineTest, f64),
-}
-
-/// Roofline benchmarks.
-pub enum RooflineTest {
-    Gemm(GemmSettings),
-    Copy(CopySettings),
-    Disk(DiskSettings),
+    /// File of the tuning table (`--tune`).
+    pub tuning_file: Option<&'a PathBuf>,
+    /// Tolerance of slow ranks.
+    pub outlier_tolerance: f64,
 }
 
 /// Validates the options; `None` for subcommands that do not measure.
 pub fn parse(command: &BenchCommand) -> Result<Option<BenchOptions<'_>>> {
     let options = match (command, command.collective()) {
-        (_, Some((operations, args))) => BenchOptions {
-            workload: collective_workload(operations, args)?,
-            ranks: &args.ranks,
-            output: &args.output,
-            table: Some(&args.table),
-            timeout: args.iterations.timeout.filter(|seconds| *seconds > 0),
-        },
-        (BenchCommand::Gemm(args), _) => roofline(RooflineTest::Gemm(Default::default()), args),
-        (BenchCommand::Copy(args), _) => roofline(RooflineTest::Copy(Default::default()), args),
+        (_, Some((operations, args))) => {
+            let workload = collective_workload(operations, args)?;
+            let mut request = request(workload, &args.ranks, &args.output);
+            let timeout = args.iterations.timeout.filter(|seconds| *seconds > 0);
+            request.timeout = timeout.map(Duration::from_secs);
+            BenchOptions {
+                request,
+                ranks: &args.ranks,
+                output: &args.output,
+                table: Some(&args.table),
+                tuning_file: args.mode.tune.as_ref(),
+                outlier_tolerance: 0.0,
+            }
+        }
+        (BenchCommand::Gemm(args), _) => roofline(RooflineTest::Gemm, args),
+        (BenchCommand::Copy(args), _) => roofline(RooflineTest::Copy, args),
         (BenchCommand::Disk(DiskArgs { dir, size, roofline: args }), _) => {
-            let (dir, bytes) = (dir.clone(), *size);
-            roofline(RooflineTest::Disk(DiskSettings { dir, bytes, ..Default::default() }), args)
+            roofline(RooflineTest::Disk { dir: dir.clone(), bytes: *size }, args)
         }
         _ => return Ok(None),
     };
-    match (options.plot(), &options.workload) {
+    match (options.plot(), &options.request.workload) {
         (Some(path), Workload::Collectives { config, .. }) => {
             plot::check_operations(path, config.operations.len())?;
         }
@@ -81,10 +73,25 @@ pub fn parse(command: &BenchCommand) -> Result<Option<BenchOptions<'_>>> {
     Ok(Some(options))
 }
 
+fn request(workload: Workload, ranks: &BenchRankArgs, output: &OutputArgs) -> BenchRequest {
+    let net_plugin = match &ranks.net_plugin {
+        Some(NetPlugin::Path(path)) => Some(path.clone()),
+        Some(NetPlugin::Regatta) | None => None,
+    };
+    let (backend, label) = (ranks.backend, output.label.clone());
+    BenchRequest { workload, backend, net_plugin, timeout: None, label }
+}
+
 fn roofline(test: RooflineTest, args: &RooflineArgs) -> BenchOptions<'_> {
-    let workload = Workload::Roofline(test, args.outliers.slower_than);
-    let RooflineArgs { ranks, output, .. } = args;
-    BenchOptions { workload, ranks, output, table: None, timeout: None }
+    let RooflineArgs { ranks, output, outliers } = args;
+    BenchOptions {
+        request: request(Workload::Roofline(test), ranks, output),
+        ranks,
+        output,
+        table: None,
+        tuning_file: None,
+        outlier_tolerance: outliers.slower_than,
+    }
 }
 
 impl BenchOptions<'_> {
@@ -98,11 +105,11 @@ impl BenchOptions<'_> {
         let files = [
             ("-J", self.output.out.as_ref()),
             ("--plot", self.plot()),
-            ("--tune", self.workload.tuning_file()),
+            ("--tune", self.tuning_file),
         ];
         let mut given = files.into_iter().filter_map(|(option, file)| Some((option, file?)));
         given.try_for_each(|(option, file)| output::check_writable(option, file))?;
-        match self.workload.tuning_file() {
+        match self.tuning_file {
             Some(file) if !self.ranks.backend.is_nccl() => check_not_of_nccl(file),
             _ => Ok(()),
         }
@@ -127,8 +134,8 @@ fn check_not_of_nccl(file: &Path) -> Result<()> {
 
 fn collective_workload(operations: Vec<Operation>, args: &CollectiveArgs) -> Result<Workload> {
     let ModeArgs { pairs, every_rank, one_at_a_time, tune, .. } = &args.mode;
-    if let Some(file) = tune {
-        return Ok(Workload::Tune(file.clone(), tune_config(args)?));
+    if tune.is_some() {
+        return Ok(Workload::Tune(tune_config(args)?));
     }
     if *pairs {
         let (all_ranks, serialized) = (*every_rank, *one_at_a_time);
@@ -156,25 +163,6 @@ fn tune_config(args: &CollectiveArgs) -> Result<tune::TuneConfig> {
     }
     config.max_repeats = args.iterations.timed.map_or(config.max_repeats, u64::from);
     Ok(config)
-}
-
-impl Workload {
-    /// The file of `--tune`.
-    pub fn tuning_file(&self) -> Option<&PathBuf> {
-        if let Self::Tune(file, _) = self { Some(file) } else { None }
-    }
-
-    /// Checks the number of ranks.
-    pub fn check_ranks(&self, ranks: u32) -> Result<()> {
-        match self {
-            Self::Collectives { config, .. } if config.root >= ranks => {
-                let (root, last) = (config.root, ranks.saturating_sub(1));
-                bail!("-r {root} is out of range: the job has ranks 0 to {last}")
-            }
-            Self::Pairs(_) if ranks < 2 => bail!("--pairs needs at least two ranks"),
-            _ => Ok(()),
-        }
-    }
 }
 
 /// The run configuration and the requested size range.

@@ -5,9 +5,10 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use regatta_comm::nccl::{self, Vendor};
+use regatta_measure::request::Backend;
 use regatta_model::run_folder::BENCH_RESULT;
 
-use super::args::{Backend, BenchCommand, BenchRankArgs};
+use super::args::BenchRankArgs;
 use super::net_plugin;
 use super::options::BenchOptions;
 use super::reporter::Reporter;
@@ -21,16 +22,19 @@ use crate::discovery::Discovery;
 use crate::isolated;
 
 /// Launches the ranks.
-pub fn run(command: &BenchCommand, options: &BenchOptions<'_>) -> Result<ExitCode> {
+pub fn run(options: &BenchOptions<'_>) -> Result<ExitCode> {
     let folder = run_dir_or_new(options.ranks.run_dir.as_ref(), &new_run_id());
     let mut args = launch_options(options.ranks, folder.clone())?;
     let discovery = launch::discover(&args.job)?;
     if !has_rank_count(&args.job) {
         args.job.placement.job.ranks = default_rank_count(&discovery, options.ranks.backend);
     }
-    args.job.placement.job.ranks.map_or(Ok(()), |ranks| options.workload.check_ranks(ranks))?;
+    if let Some(ranks) = args.job.placement.job.ranks {
+        options.request.workload.check_ranks(ranks)?;
+    }
     note_oversubscription(&args.job, &discovery);
-    set_request(&mut args.job, &discovery, RankTask::Bench(Box::new(command.clone())))?;
+    let task = RankTask::Bench(Box::new(options.request.clone()));
+    set_request(&mut args.job, &discovery, task)?;
     let out = options.output.out.clone().unwrap_or_else(|| folder.join(BENCH_RESULT));
     let mut reporter = Reporter::new(options, Some(out), ReporterOutput::queued())?;
     let code = launch::launch(&args, discovery, Some(&mut reporter))?;
@@ -48,7 +52,7 @@ fn launch_options(ranks: &BenchRankArgs, run_dir: PathBuf) -> Result<LaunchOptio
         nodes: ranks.nodes,
         hostfile: ranks.hostfile.as_deref(),
         run_dir,
-        gpus: may_use_gpus(ranks.backend),
+        gpus: ranks.backend.may_use_gpus(),
         profile: ranks.profile.level,
         tuner: ranks.tuner.table.clone(),
         net_plugin: net_plugin::for_launch(ranks),
@@ -59,17 +63,13 @@ fn launch_options(ranks: &BenchRankArgs, run_dir: PathBuf) -> Result<LaunchOptio
     Ok(args)
 }
 
-fn may_use_gpus(backend: Backend) -> bool {
-    backend == Backend::Auto || backend.is_nccl()
-}
-
 /// The backend, if it is known before the launch that the ranks do not read variables of NCCL: if requested,
 /// or if they are on this machine, which has fewer GPUs.
-pub fn host_backend(ranks: &BenchRankArgs) -> Result<Option<String>> {
+pub fn host_backend(ranks: &BenchRankArgs) -> Result<Option<Backend>> {
     match ranks.backend {
         backend if backend.reads_nccl_variables() => return Ok(None),
         Backend::Auto => {}
-        backend => return Ok(Some(backend.name())),
+        backend => return Ok(Some(backend)),
     }
     let args = launch_options(ranks, PathBuf::new())?;
     let discovery = launch::discover(&args.job)?;
@@ -79,7 +79,7 @@ pub fn host_backend(ranks: &BenchRankArgs) -> Result<Option<String>> {
     };
     let has_gpus = gpu_count() >= count;
     let uses_host_memory = !discovery.needs_agents() && !has_gpus;
-    Ok(uses_host_memory.then(|| "host".to_owned()))
+    Ok(uses_host_memory.then_some(Backend::Host))
 }
 
 /// The number of GPUs that NCCL or RCCL can use; 0 without the library.
@@ -96,7 +96,7 @@ fn default_rank_count(discovery: &Discovery, backend: Backend) -> Option<u32> {
     let uses_gpus = match backend {
         Backend::Auto if discovery.machines[0].gpus.len() > 1 => gpu_count() > 1,
         Backend::Auto => false,
-        backend => may_use_gpus(backend),
+        backend => backend.may_use_gpus(),
     };
     local_rank_count(discovery).filter(|_| !uses_gpus)
 }

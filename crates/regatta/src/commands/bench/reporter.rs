@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use regatta_comm::schedule::algorithm_table::AlgorithmTable;
 use regatta_launch::channel::ChannelError;
 use regatta_measure::collectives::BenchEvent;
 use regatta_measure::write::{self, TableLayout};
@@ -14,7 +15,7 @@ use regatta_model::{BenchResult, BenchRow, BenchTable, document, units};
 
 use super::args::TableArgs;
 use super::baseline::BaselineGate;
-use super::options::{BenchOptions, Workload};
+use super::options::BenchOptions;
 use super::plot;
 use super::progress_bar::ProgressBar;
 use super::result_file::ResultFile;
@@ -134,12 +135,9 @@ impl Reporter {
             event_error: None,
             plot: options.plot().cloned(),
             baseline: options.table.map_or(Ok(None), BaselineGate::new)?,
-            tuning: options.workload.tuning_file().cloned(),
+            tuning: options.tuning_file.cloned(),
             tuning_error: None,
-            outlier_tolerance: match &options.workload {
-                Workload::Roofline(_, fraction) => *fraction,
-                _ => 0.0,
-            },
+            outlier_tolerance: options.outlier_tolerance,
             healthy: true,
             bar: ProgressBar::new(printer.streams().map(|streams| streams.stderr)),
             printer,
@@ -186,10 +184,12 @@ impl Reporter {
         self.print_table(&(lines.join("\n") + "\n"));
     }
 
-    fn write_tuning_table(&mut self, table: &str) {
+    fn write_tuning_table(&mut self, table: &AlgorithmTable) {
         let Some(file) = &self.tuning else { return };
         self.bar.hide();
-        self.tuning_error = output::write_file(file, table).context("--tune").err();
+        let text = document::to_json(table).map_err(anyhow::Error::from);
+        let written = text.and_then(|text| output::write_file(file, &text)).context("--tune");
+        self.tuning_error = written.err();
         if self.tuning_error.is_none() {
             let file = file.display();
             let text = format!("tuning table: {file}; use it with REGATTA_TUNING={file}\n");
@@ -311,7 +311,7 @@ fn summary(result: &BenchResult) -> BenchSummary {
 
 #[cfg(test)]
 mod tests {
-    use regatta_launch::channel::{self, Json};
+    use regatta_launch::channel;
 
     use super::super::{args::tests::parse_bench, options};
     use super::*;
@@ -330,9 +330,9 @@ mod tests {
 
     #[test]
     fn an_unreadable_event_fails_the_run() {
-        let event = channel::encode(&Json(BenchEvent::Note("x".repeat(70_000)))).unwrap();
+        let event = channel::encode(&BenchEvent::Note("x".repeat(70_000))).unwrap();
         assert!(finish(&event).is_ok());
-        let unknown = channel::encode(&"{\"other\": 1}").unwrap();
+        let unknown = br#"{"other": 1}"#.to_vec();
         for frame in [&event[1..], &unknown, &[], b"x"] {
             let error = finish(frame).unwrap_err().to_string();
             assert!(error.contains("rank 0") && error.contains("incomplete"), "{error}");

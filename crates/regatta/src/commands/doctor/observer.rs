@@ -8,7 +8,7 @@ use anyhow::Result;
 use regatta_doctor::JobFacts;
 use regatta_doctor::facts::{MissingNode, NodeFacts};
 use regatta_doctor::peers::{self, PeerNode, PeerTable};
-use regatta_launch::channel::{self, Json};
+use regatta_launch::channel;
 use regatta_launch::config::JobConfig;
 use regatta_model::hostlist;
 use regatta_model::units::pluralize;
@@ -107,10 +107,10 @@ impl RankObserver for DoctorObserver {
 
     fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String {
         match channel::decode_from(rank, bytes) {
-            Ok(Json(NodeReport::Collected(facts))) => {
+            Ok(NodeReport::Collected(facts)) => {
                 self.reports.insert(facts.host.clone(), (*facts, false));
             }
-            Ok(Json(NodeReport::Complete(facts))) => {
+            Ok(NodeReport::Complete(facts)) => {
                 self.reports.insert(facts.host.clone(), (*facts, true));
             }
             Err(error) => self.output.note(&error.to_string()),
@@ -154,7 +154,7 @@ impl RankObserver for DoctorObserver {
         let request = RankRequest {
             task: RankTask::Doctor(Box::new(task)),
             command_line: rank_worker::command_line(),
-            machine: self.machine.clone().map(Json),
+            machine: self.machine.clone(),
         };
         Ok(Some(channel::encode(&request)?.into()))
     }

@@ -11,7 +11,7 @@ use regatta_discover::{Env, Sysroot};
 use regatta_doctor::collect::{self, CollectOptions, JobIdentity};
 use regatta_doctor::facts::{DirectoryUse, NodeFacts, Rate, RateTest};
 use regatta_doctor::peers::{PeerLimits, PeerTable, PeerTest, PeerTestError};
-use regatta_launch::channel::{Json, RankEnd};
+use regatta_launch::channel::RankEnd;
 use regatta_measure::roofline::node_rates::{self, NodeRate, NodeTest};
 use regatta_measure::roofline::rank_threads;
 use regatta_model::{GpuVendor, Machine};
@@ -99,7 +99,7 @@ fn start_peer_test(task: &DoctorTask, rank: usize) -> Result<Option<PeerTest<'_>
 }
 
 fn send(channel: &mut RankEnd, report: NodeReport) -> Result<()> {
-    Ok(channel.send(&Json(report))?)
+    Ok(channel.send(&report)?)
 }
 
 /// The directories that jobs write to.

@@ -86,7 +86,7 @@ impl SmokeReporter {
 
 #[cfg(test)]
 mod tests {
-    use regatta_launch::channel::{self, Json};
+    use regatta_launch::channel;
     use regatta_train::training::smoke::{Check, CheckResult, Details, Findings, RankInfo};
 
     use super::*;
@@ -105,7 +105,7 @@ mod tests {
         let check = CheckResult { check: Check::Ranks, findings, ..CheckResult::default() };
         let mut reporter = SmokeReporter::new(ReportingProcess::Parent, true);
         let event = SmokeEvent::Check(Box::new(check.clone()));
-        reporter.on_frame(0, &channel::encode(&Json(event)).unwrap());
+        reporter.on_frame(0, &channel::encode(&event).unwrap());
         assert_eq!(reporter.report.checks.last(), Some(&check));
     }
 }

@@ -1,20 +1,23 @@
 //! Connects the ranks over the backend under test.
 
 use std::collections::HashSet;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
 use regatta_comm::bootstrap::{self, BootstrapConfig};
-use regatta_comm::communicator::Communicator;
 use regatta_comm::engine::Engine as _;
 use regatta_comm::libfabric::ProviderChoice;
 use regatta_comm::nccl::{self, Vendor};
-use regatta_comm::{Collectives, Comm, hierarchical};
+use regatta_comm::transports::NetworkName;
+use regatta_comm::{Collectives, Comm, Communicator, hierarchical};
 use regatta_model::units;
 
-use super::args::{Backend, BenchRankArgs};
-use super::net_plugin;
-use crate::commands::rank_worker::note_unrecorded;
+use super::{BenchError, OnEvent, Result};
+use crate::collectives::BenchEvent;
+use crate::request::{Backend, BenchRequest};
+
+/// Names the net plug-in that the launcher installed.
+const NET_PLUGIN_VARIABLE: &str = "NCCL_NET_PLUGIN";
 
 /// A communicator over a backend.
 pub struct Connection {
@@ -27,37 +30,32 @@ pub struct Connection {
 }
 
 /// Connects this rank.
-pub fn connect(ranks: &BenchRankArgs, timeout: Option<u64>) -> Result<Connection> {
-    let settings = settings(ranks, timeout)?;
-    let in_memory = |comm, name| Connection { comm, name, device: None, version: None };
+pub fn connect(request: &BenchRequest, on_event: OnEvent<'_>) -> Result<Connection> {
+    let settings = settings(request)?;
     let limits = (settings.local_rank, settings.desync_after);
-    let connection = match ranks.backend {
+    let in_memory = |comm, name| Connection { comm, name, device: None, version: None };
+    Ok(match request.backend {
         Backend::Host => in_memory(hierarchical::join(settings)?, "host"),
         Backend::Tcp => in_memory(bootstrap::join(settings)?, "tcp"),
-        Backend::Libfabric => libfabric(settings)?,
-        Backend::NetPlugin => over_net_plugin(settings)?,
-        Backend::Nccl => over_nccl(bootstrap::join(settings)?, Vendor::Nvidia, limits)?,
-        Backend::Rccl => over_nccl(bootstrap::join(settings)?, Vendor::Amd, limits)?,
+        Backend::Libfabric | Backend::NetPlugin => over_network(request.backend, settings)?,
+        Backend::Nccl => over_nccl(bootstrap::join(settings)?, Vendor::Nvidia, limits, on_event)?,
+        Backend::Rccl => over_nccl(bootstrap::join(settings)?, Vendor::Amd, limits, on_event)?,
         Backend::Auto => {
-            let bootstrap = hierarchical::join(settings)?;
-            match common_vendor(&bootstrap, limits.0)? {
-                Some(vendor) => over_nccl(bootstrap, vendor, limits)?,
-                None => in_memory(bootstrap, "host"),
+            let comm = hierarchical::join(settings)?;
+            match common_vendor(&comm, limits.0)? {
+                Some(vendor) => over_nccl(comm, vendor, limits, on_event)?,
+                None => in_memory(comm, "host"),
             }
         }
-    };
-    note_unrecorded();
-    Ok(connection)
+    })
 }
 
-/// Communicator settings from the environment; `timeout` overrides the call timeout.
-pub fn settings(ranks: &BenchRankArgs, timeout: Option<u64>) -> Result<BootstrapConfig> {
+/// Communicator settings from the environment.
+pub fn settings(request: &BenchRequest) -> Result<BootstrapConfig> {
     let mut settings = BootstrapConfig::from_env()?;
-    if let Some(seconds) = timeout {
-        settings.desync_after = Duration::from_secs(seconds);
-    }
-    match ranks.backend {
-        Backend::NetPlugin => settings.net_plugin = Some(net_plugin::of_rank(ranks)?),
+    settings.desync_after = request.timeout.unwrap_or(settings.desync_after);
+    match request.backend {
+        Backend::NetPlugin => settings.net_plugin = Some(net_plugin(request)?),
         Backend::Tcp => (settings.fabric, settings.net_plugin) = (ProviderChoice::Tcp, None),
         Backend::Libfabric => settings.net_plugin = None,
         Backend::Auto | Backend::Host | Backend::Nccl | Backend::Rccl => {}
@@ -65,25 +63,22 @@ pub fn settings(ranks: &BenchRankArgs, timeout: Option<u64>) -> Result<Bootstrap
     Ok(settings)
 }
 
-/// All ranks over the plug-in, also those of a node.
-fn over_net_plugin(settings: BootstrapConfig) -> Result<Connection> {
-    let engine = bootstrap::engine(settings)?;
-    let plugin = engine.transport_name().trim_start_matches("net plug-in: ").to_owned();
-    let comm = Communicator::recorded(Box::new(engine));
-    Ok(Connection { comm, name: "net-plugin", device: None, version: Some(plugin) })
+/// The library that a rank of the backend net-plugin loads.
+fn net_plugin(request: &BenchRequest) -> Result<PathBuf> {
+    let installed = || std::env::var_os(NET_PLUGIN_VARIABLE).map(PathBuf::from);
+    request.net_plugin.clone().or_else(installed).ok_or(BenchError::NoNetPlugin)
 }
 
-fn libfabric(settings: BootstrapConfig) -> Result<Connection> {
+/// All ranks over the network, also those of a node.
+fn over_network(backend: Backend, settings: BootstrapConfig) -> Result<Connection> {
     let engine = bootstrap::engine(settings)?;
-    let carried = engine.transport_name();
-    if carried.contains("TCP") {
-        bail!(
-            "libfabric is not in use: {carried}; select a provider with REGATTA_FABRIC, e.g. \
-             REGATTA_FABRIC=tcp, and the library with REGATTA_LIBFABRIC"
-        );
-    }
+    let version = match engine.transports().network {
+        Some(NetworkName::NetPlugin(plugin)) => plugin,
+        Some(network @ NetworkName::Libfabric(_)) => network.to_string(),
+        _ => return Err(BenchError::NoLibfabric(engine.transports().to_string())),
+    };
     let comm = Communicator::recorded(Box::new(engine));
-    Ok(Connection { comm, name: "libfabric", device: None, version: Some(carried) })
+    Ok(Connection { comm, name: backend.name(), device: None, version: Some(version) })
 }
 
 /// The vendor of which every rank has a GPU of its own, if there is one.
@@ -120,6 +115,7 @@ fn over_nccl(
     bootstrap: Communicator,
     vendor: Vendor,
     (local_rank, desync_after): (u32, Duration),
+    on_event: OnEvent<'_>,
 ) -> Result<Connection> {
     let name = if vendor == Vendor::Nvidia { "nccl" } else { "rccl" };
     let version = nccl::version(vendor)?;
@@ -127,22 +123,23 @@ fn over_nccl(
     let device = local_rank % count;
     // Blocking, as in nccl-tests: measures the library, not our polling.
     let settings = nccl::NcclConfig { vendor, device, desync_after, debug: false, blocking: true };
-    if bootstrap.rank() == 0 && bootstrap.size() > count {
-        warn_shared_gpus(&bootstrap, count);
+    if let Some(note) = shared_gpus(&bootstrap, count) {
+        on_event(BenchEvent::Note(note));
     }
     let comm = nccl::init(Box::new(bootstrap), settings)?;
     Ok(Connection { comm, name, device: Some((vendor, device)), version: Some(version) })
 }
 
-/// Warns if ranks of a node share a GPU, which NCCL refuses unless they look like separate hosts.
-fn warn_shared_gpus(bootstrap: &Communicator, devices: u32) {
+/// A note if ranks of rank 0's node share a GPU, which NCCL refuses unless they look like separate hosts.
+fn shared_gpus(bootstrap: &Communicator, devices: u32) -> Option<String> {
     let host = bootstrap.peer(0).host;
     let local = (0..bootstrap.size()).filter(|rank| bootstrap.peer(*rank).host == host).count();
-    if local > devices as usize && std::env::var_os("NCCL_HOSTID").is_none() {
-        let gpus = units::pluralize(devices as usize, "GPU");
-        crate::output::eprint(&format!(
-            "note: {local} ranks on {host} share {gpus}, which NCCL refuses: launch them with \
-             `regatta launch --wrap 'env NCCL_HOSTID={{rank}}'`; the results then do not reflect the network\n"
-        ));
-    }
+    let is_refused = local > devices as usize && std::env::var_os("NCCL_HOSTID").is_none();
+    let gpus = units::pluralize(devices as usize, "GPU");
+    is_refused.then(|| {
+        format!(
+            "{local} ranks on {host} share {gpus}, which NCCL refuses: launch them with \
+             `regatta launch --wrap 'env NCCL_HOSTID={{rank}}'`; the results then do not reflect the network"
+        )
+    })
 }

@@ -5,25 +5,21 @@ use std::ffi::OsString;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::Result;
 use regatta_comm::{Collectives, Comm};
-use regatta_launch::config::JobSource;
-use regatta_measure::labels::default_label;
 use regatta_model::bench::{BenchDevice, BenchMachine, BenchParameters, BenchProgram, BenchShape};
 use regatta_model::run_folder;
 use regatta_model::{BenchResult, Machine};
 
-use super::backend::{self, Connection};
-use super::child_run;
-use super::options::{BenchOptions, Workload};
-use crate::commands::rank_worker::RankContext;
-use crate::discovery::Discovery;
+use super::connect::{self, Connection};
+use super::{NodeContext, Result};
+use crate::labels::default_label;
+use crate::request::{BenchRequest, Workload};
 
-/// Collects the metadata of a run.
+/// Collects the metadata of a run. Collective.
 pub fn collect(
     connection: &Connection,
-    options: &BenchOptions<'_>,
-    context: RankContext,
+    request: &BenchRequest,
+    node: &NodeContext<'_>,
 ) -> Result<BenchResult> {
     let comm = &connection.comm;
     let mut hosts: Vec<String> = Vec::new();
@@ -36,8 +32,6 @@ pub fn collect(
         }
     }
     let each = counts.values().next().copied();
-    let mut command = context.command_line;
-    command.retain(|word| !child_run::is_hidden_option(word));
     let own = ("regatta".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
     let library = connection.version.clone().map(|version| (connection.name.to_owned(), version));
     let versions = [own].into_iter().chain(library).collect();
@@ -48,16 +42,16 @@ pub fn collect(
         nccl_nodes: nccl_nodes(connection)?,
         hosts,
     };
-    let label = options.output.label.clone();
+    let label = request.label.clone();
     let label = label.unwrap_or_else(|| default_label(connection.name, &shape));
     // Rank 0 reports the metadata; the others only take part in the collectives.
-    let machine = context.machine.or_else(|| (comm.rank() == 0).then(discover).flatten());
-    let transport = Some(comm.transport_name()).filter(|name| !name.is_empty());
+    let machine = (comm.rank() == 0).then(node.machine).flatten();
+    let transport = comm.transports().to_string();
     Ok(BenchResult {
-        transport: transport.map(str::to_owned),
+        transport: Some(transport).filter(|name| !name.is_empty()),
         program: BenchProgram::Regatta,
         label,
-        command: Some(command.join(" ")),
+        command: Some(node.command_line.join(" ")),
         started_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).ok().map(|t| t.as_secs()),
         devices: devices(connection, machine.as_ref())?,
         machine: machine.as_ref().map(summarize),
@@ -65,7 +59,7 @@ pub fn collect(
         backend: Some(connection.name.to_owned()),
         settings: settings(std::env::vars_os()),
         versions,
-        parameters: parameters(&options.workload),
+        parameters: parameters(&request.workload),
         ..BenchResult::default()
     })
 }
@@ -111,7 +105,7 @@ fn devices(connection: &Connection, machine: Option<&Machine>) -> Result<Vec<Ben
     let own = [i64::from(std::process::id()), number];
     let mut all = vec![0i64; 2 * comm.size() as usize];
     comm.all_gather(&own, &mut all)?;
-    let buses = backend::buses(comm, connection.device)?;
+    let buses = connect::buses(comm, connection.device)?;
     // Device indices depend on what a process sees, so GPUs are matched by bus id.
     let gpu = |bus: &str| machine?.gpus.iter().find(|gpu| gpu.pci.as_deref() == Some(bus));
     let processor = machine.and_then(|machine| machine.cpu_model.as_deref());
@@ -125,11 +119,6 @@ fn devices(connection: &Connection, machine: Option<&Machine>) -> Result<Vec<Ben
         name: gpu(bus).map_or(processor.unwrap_or("memory"), |gpu| &gpu.name).to_owned(),
     };
     Ok((0..).zip(all.chunks_exact(2).zip(&buses)).map(one).collect())
-}
-
-/// This machine; `None` if it cannot be inspected, which must not fail the benchmark.
-fn discover() -> Option<Machine> {
-    Discovery::run(&JobSource::default(), 0).ok()?.machines.into_iter().next()
 }
 
 fn summarize(machine: &Machine) -> BenchMachine {
