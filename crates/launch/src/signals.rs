@@ -1,5 +1,6 @@
 //! Signals from the user and the scheduler.
 
+pub use regatta_model::result::is_termination_signal;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -30,11 +31,6 @@ pub struct SignalCatcher {
     dedup: ProcessSignalDedup,
     /// First termination signal.
     termination: Option<i32>,
-}
-
-/// Whether a signal terminates the job. All others are only forwarded to the ranks.
-pub fn is_termination_signal(signal: i32) -> bool {
-    [SIGINT, SIGTERM, SIGHUP, SIGQUIT].contains(&signal)
 }
 
 /// Whether a signal stops or continues the job.

@@ -61,6 +61,11 @@ impl fmt::Display for RankExit {
     }
 }
 
+/// Whether a signal terminates the job: HUP, INT, QUIT or TERM. All others are only forwarded to the ranks.
+pub fn is_termination_signal(signal: i32) -> bool {
+    matches!(signal, 1 | 2 | 3 | 15)
+}
+
 fn signal_name(signal: i32) -> &'static str {
     match signal {
         1 => "HUP",

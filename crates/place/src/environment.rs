@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+pub use regatta_model::run_folder::EnvVar;
 use regatta_model::{GpuVendor, GpuVisibility, Machine, Nic, PlacedNode, PlacedRank, Placement};
 use serde::{Deserialize, Serialize};
 
@@ -36,17 +37,6 @@ impl Framework {
             Framework::Jax => "jax",
         }
     }
-}
-
-/// An environment variable to set, or to unset if it has no value.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EnvVar {
-    /// Name.
-    pub variable: String,
-    /// Value; `None`: unset.
-    pub value: Option<String>,
-    /// The reason.
-    pub why: String,
 }
 
 /// A variable to set.

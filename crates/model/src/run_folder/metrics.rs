@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::finite_or_null;
 
-/// Metrics of a step. Serialised, the fields of a [`super::Record`] of `metrics.jsonl`.
+/// Metrics of a step. Serialised, the fields of a [`super::Record`] of `metrics.jsonl`;
+/// readers need only the first three.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct StepMetrics {
     /// Steps finished, including this one.
@@ -18,22 +19,28 @@ pub struct StepMetrics {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub val_loss: Option<f64>,
     /// Learning rate.
+    #[serde(default)]
     pub lr: f64,
     /// Global gradient norm before clipping.
-    #[serde(with = "finite_or_null")]
+    #[serde(default, with = "finite_or_null")]
     pub grad_norm: f64,
     /// Tokens trained on so far, over all ranks and restarts.
+    #[serde(default)]
     pub tokens: u64,
     /// Throughput of this step over all ranks.
+    #[serde(default)]
     pub tokens_per_second: f64,
     /// Model FLOPS of this step over all ranks: `FLOPS_FORMULA` of `regatta_train::metrics`.
+    #[serde(default)]
     pub flops_per_second: f64,
     /// Memory of the GPU of rank 0, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_memory: Option<GpuMemory>,
     /// Time breakdown.
+    #[serde(default)]
     pub seconds: StepSeconds,
     /// When the step ended, in seconds since the Unix epoch.
+    #[serde(default)]
     pub time: f64,
     /// Seconds since the start in which rank 0 was stopped (Ctrl-Z, `scontrol suspend`).
     #[serde(default, skip_serializing_if = "is_zero")]

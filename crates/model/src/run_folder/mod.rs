@@ -5,11 +5,13 @@
 //! its own below [`RELAUNCH`]; metrics and checkpoints stay in the folder of the run. A launch has one
 //! attempt, and one more per restart.
 
+mod environment;
 mod event;
 mod metrics;
 mod record;
 mod run_id;
 
+pub use environment::{EnvVar, JobEnvironment};
 pub use event::RunEvent;
 pub use metrics::{GpuMemory, StepMetrics, StepSeconds};
 pub use record::{Record, RecordError, VERSION};
@@ -30,7 +32,7 @@ pub const RESULT: &str = "result.json";
 pub const MACHINE: &str = "machine.json";
 /// [`crate::Placement`].
 pub const PLACEMENT: &str = "placement.json";
-/// Variables of the ranks, with reasons.
+/// Variables of the ranks, with reasons: [`JobEnvironment`].
 pub const ENVIRONMENT: &str = "environment.json";
 /// Folder of the ranks' output.
 pub const LOG: &str = "log";

@@ -1,7 +1,5 @@
 //! `regatta runs`: lists, shows and removes run folders.
 
-pub mod folder;
-pub mod locks;
 pub mod no_checkpoint;
 mod prune;
 mod show;
@@ -15,7 +13,7 @@ use regatta_model::{text_table, units};
 
 use crate::cli::{ERROR, FAINT, GOOD, WARNING};
 use crate::output;
-use folder::{RunState, RunSummary};
+use regatta_observe::read::{Run, RunState, RunSummary};
 
 /// `regatta runs`.
 #[derive(Debug, Args)]
@@ -93,7 +91,7 @@ fn find(root: &Path) -> Result<Vec<RunSummary>> {
     if root == Path::new(ROOT) && !root.exists() {
         return Ok(Vec::new());
     }
-    folder::find(root)
+    Ok(Run::find(root)?)
 }
 
 fn table(runs: &[RunSummary]) -> String {

@@ -11,11 +11,11 @@ use anyhow::{Result, bail};
 use clap::Args;
 use regatta_discover::job_state::{JobState, JobStatus};
 use regatta_model::{Document, document};
+use regatta_observe::read::{Progress, last_launch, progress};
 use regatta_place::batch::{BatchScheduler, RunDir, RunKind};
 use regatta_train::regular_file;
 use serde::{Deserialize, Serialize};
 
-use super::runs::folder::{self, Progress};
 use super::submit::record::{self, JobRecord};
 use crate::output;
 
@@ -104,7 +104,7 @@ impl EntryStatus {
             elapsed: status.as_ref().and_then(|status| status.elapsed),
             limit: status.as_ref().and_then(|status| status.limit),
             exit_code: status.as_ref().and_then(|status| status.exit_code),
-            progress: run_folder.as_deref().and_then(folder::progress),
+            progress: run_folder.as_deref().and_then(progress),
             run_folder,
         }
     }
@@ -218,7 +218,7 @@ fn entry(record: JobRecord, found: &query::Answers) -> JobEntry {
 
 /// The state of a job whose run has ended, by the result in its run folder.
 fn status_by_run(record: &JobRecord, run: &Path) -> Option<JobStatus> {
-    let result = folder::result(run)?;
+    let result = last_launch(run).result().ok()??;
     let state = if result.exit_code == 0 { JobState::Completed } else { JobState::Failed };
     Some(JobStatus {
         id: record.id.clone(),

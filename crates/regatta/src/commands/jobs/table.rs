@@ -4,10 +4,10 @@ use std::path::Path;
 
 use regatta_discover::job_state::JobState;
 use regatta_model::text_table;
+use regatta_observe::read::Progress;
 
 use super::{JobEntry, TaskEntry};
 use crate::cli::{ERROR, FAINT, GOOD, WARNING};
-use crate::commands::runs::folder::Progress;
 use crate::sanitize::sanitize;
 
 /// One line per job, and per task of an array if `with_tasks`.

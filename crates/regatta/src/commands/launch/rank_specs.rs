@@ -1,6 +1,6 @@
 //! Command, binding and environment of each rank, with reasons.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use regatta_launch::cpu_binding::Binding;
 use regatta_launch::process::{EnvSetting, RankSpec};
 use regatta_launch::rank_files::RankFile;
 use regatta_launch::wrap::Wrap;
+use regatta_model::run_folder::{self, EnvVar, JobEnvironment};
 use regatta_model::units::pluralize;
-use regatta_model::{CpuSet, hostlist, run_folder};
-use regatta_place::environment::{EnvVar, Rendezvous};
-use serde::Serialize;
+use regatta_model::{CpuSet, hostlist};
+use regatta_place::environment::Rendezvous;
 
 use crate::discovery::PlacedJob;
 use crate::env;
@@ -117,7 +117,7 @@ impl AttemptSpec {
     }
 
     /// Splits the environment into common and per-rank variables.
-    pub fn environment(&self) -> JobEnvironment<'_> {
+    pub fn environment(&self) -> JobEnvironment<&EnvVar> {
         let mut counts: HashMap<(&String, &Option<String>), usize> = HashMap::new();
         for v in self.ranks.iter().flat_map(|r| &r.variables) {
             *counts.entry((&v.variable, &v.value)).or_default() += 1;
@@ -129,15 +129,6 @@ impl AttemptSpec {
         let first = self.ranks.first().into_iter().flat_map(|r| &r.variables);
         JobEnvironment { common: first.filter(is_common).collect(), ranks: own.collect() }
     }
-}
-
-/// The environment of all ranks: `environment.json` of the run folder.
-#[derive(Serialize)]
-pub struct JobEnvironment<'a> {
-    /// Variables with the same value in all ranks.
-    pub common: Vec<&'a EnvVar>,
-    /// All other variables, by rank.
-    pub ranks: BTreeMap<u32, Vec<&'a EnvVar>>,
 }
 
 /// Checks that the ranks named by options exist.

@@ -3,33 +3,32 @@
 use std::path::Path;
 
 use regatta_model::run_folder;
+use regatta_observe::read::{Run, RunKind, RunState};
 use regatta_train::config::{Config, MAX_CONFIG_BYTES};
 use regatta_train::regular_file;
 
-use super::folder::{self, RunKind, RunState};
-
 /// The message for a run folder without a checkpoint; `None` if it is not one.
 pub fn message(path: &Path) -> Option<String> {
-    let run = folder::read(path)?;
+    let run = Run::open(path).ok()?;
     let file = path.join(run_folder::CONFIG);
     let text = regular_file::read_to_string(&file, MAX_CONFIG_BYTES).unwrap_or_default();
     let config = Some(text).filter(|text| !text.is_empty());
     let config = config.and_then(|text| Config::from_toml(&file, &text).ok());
     let interval = config.map(|config| config.checkpoint.interval);
     let path = path.display().to_string();
-    Some(match run.kind {
+    Some(match run.kind() {
         RunKind::Bench | RunKind::Launch => {
-            let kind = run.kind.name();
+            let kind = run.kind().name();
             format!("{path} is a run of `regatta {kind}`, without a checkpoint of `regatta train`")
         }
         RunKind::Train if interval == Some(0) => {
-            let state = run.state.name();
+            let state = run.state().name();
             format!(
                 "{path} has no checkpoint (the run is {state}): checkpoint.interval is 0, so none is \
                  saved; start a new run with another checkpoint.interval"
             )
         }
-        RunKind::Train => without_checkpoint(&path, run.state, interval),
+        RunKind::Train => without_checkpoint(&path, run.state(), interval),
     })
 }
 

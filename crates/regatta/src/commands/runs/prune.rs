@@ -8,10 +8,11 @@ use anyhow::{Context, Result};
 use clap::Args;
 use regatta_model::run_folder::{EVENTS, LOG, is_own_name};
 use regatta_model::units;
+use regatta_observe::read::lock::lock_all;
+use regatta_observe::read::{Run, RunState, RunSummary, lock_files};
 use serde::Serialize;
 
-use super::folder::{self, RunState, RunSummary};
-use super::{RootArgs, locks, start_time};
+use super::{RootArgs, start_time};
 use crate::cli::{FAINT, HEADING};
 use crate::output;
 
@@ -95,7 +96,7 @@ fn foreign_file(path: &Path) -> Option<String> {
     let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
     let is_foreign = |entry: &std::fs::DirEntry| {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let is_child = !entry.path().is_symlink() && folder::kind(&entry.path()).is_some();
+        let is_child = !entry.path().is_symlink() && Run::open(&entry.path()).is_ok();
         !(is_own_name(&name) || is_child && foreign_file(&entry.path()).is_none())
     };
     let mut foreign: Vec<_> = entries.filter(is_foreign).map(|entry| entry.file_name()).collect();
@@ -106,7 +107,7 @@ fn foreign_file(path: &Path) -> Option<String> {
 /// Removes a run folder, without following links. Returns why it is kept if a run has just started
 /// in it.
 fn remove(path: &Path) -> Result<Option<String>> {
-    let Some(_locks) = locks::lock_all(&folder::lock_files(path)) else {
+    let Some(_locks) = lock_all(&lock_files(path)) else {
         return Ok(Some("it is running".to_owned()));
     };
     let remove = || -> std::io::Result<()> {
@@ -167,7 +168,8 @@ fn parse_age(text: &str) -> Result<Duration, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::folder::RunKind;
+    use regatta_observe::read::RunKind;
+
     use super::*;
 
     fn run(name: &str, start: f64, last_activity: f64) -> RunSummary {

@@ -6,11 +6,11 @@ use anyhow::{Result, bail};
 use clap::Args;
 use regatta_model::result::RunResult;
 use regatta_model::{run_folder, units};
+use regatta_observe::read::{Run, RunSummary, last_launch};
 use regatta_train::config::{Config, KEYS, MAX_CONFIG_BYTES};
 use regatta_train::{regular_file, run_paths};
 use serde::Serialize;
 
-use super::folder::{self, RunSummary};
 use super::{RootArgs, start_time, state_style};
 use crate::cli::{FAINT, HEADING};
 use crate::output;
@@ -58,20 +58,14 @@ pub fn run(args: &ShowArgs) -> Result<()> {
             bail!("{run} does not exist, nor does {below_root}; `regatta runs` lists the runs");
         }
     };
-    let Some(run) = folder::read(&path) else {
-        bail!(
-            "{} is not a run folder: expected one written by regatta train, launch or bench; \
-             `regatta runs` lists them",
-            path.display()
-        );
-    };
+    let run = Run::open(&path)?;
     let checkpoint_dir = Some(run_paths::find_checkpoint_dir(&path)).filter(|dir| *dir != path);
     let details = RunDetails {
-        run,
+        run: run.summary(),
         settings: settings(&path),
         checkpoints: checkpoint_dir.as_deref().map(checkpoints).unwrap_or_default(),
         checkpoint_dir,
-        result: folder::result(&path),
+        result: run.last_launch().result().ok().flatten(),
     };
     output::print(&match args.json {
         true => serde_json::to_string_pretty(&details)? + "\n",
@@ -123,8 +117,7 @@ fn text(details: &RunDetails) -> String {
     }
     lines.extend(checkpoint_line(details).map(|line| ("checkpoints", line)));
     lines.push(("size", units::format_bytes(run.bytes)));
-    lines
-        .push(("logs", folder::last_launch(&run.path).join(run_folder::LOG).display().to_string()));
+    lines.push(("logs", last_launch(&run.path).path().join(run_folder::LOG).display().to_string()));
     lines.extend(
         settings.iter().map(|Setting { key, value }| ("setting", format!("{key} = {value}"))),
     );

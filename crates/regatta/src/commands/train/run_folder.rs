@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use regatta_model::run_folder::{CONFIG, EVENTS, METRICS, RELAUNCH, TRAIN_LOCK};
+use regatta_observe::read::lock::{self, LockState};
+use regatta_observe::read::lock_files;
 use regatta_train::checkpoint;
 use regatta_train::config::{Config, KEYS, MAX_CONFIG_BYTES, Resume};
 use regatta_train::lock_file::{self, LockResult, lock_file};
@@ -12,9 +14,6 @@ use regatta_train::metrics::JsonLines;
 use regatta_train::training::TrainError;
 use regatta_train::{regular_file, run_paths};
 use rustix::fs::{Access, access};
-
-use crate::commands::runs::folder;
-use crate::commands::runs::locks::{self, LockState};
 
 /// Contents of a run folder.
 #[derive(Debug, Default, PartialEq)]
@@ -143,13 +142,13 @@ pub fn lock(folder: &Path) -> Result<Option<File>> {
 
 /// Fails if a job uses a run folder. Only a hint: rank 0 takes the lock.
 pub fn check_not_in_use(folder: &Path) -> Result<()> {
-    let is_held = |file: &Path| locks::state(file) == LockState::Held;
+    let is_held = |file: &Path| lock::state(file) == LockState::Held;
     let lock_path = folder.join(TRAIN_LOCK);
     if is_held(&lock_path) {
         return Err(in_use(folder, &lock_file::owner(&lock_path)));
     }
     // The launcher of a job whose rank 0 has not started yet.
-    match folder::lock_files(folder).iter().any(|file| is_held(file)) {
+    match lock_files(folder).iter().any(|file| is_held(file)) {
         true => Err(in_use(folder, "")),
         false => Ok(()),
     }

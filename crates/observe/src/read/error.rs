@@ -1,0 +1,39 @@
+//! Why a run cannot be read.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use regatta_model::DocumentError;
+
+/// A run folder, or a file in it, cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
+pub enum ReadError {
+    /// No launch, training or benchmark wrote the folder.
+    #[error(
+        "{0} is not a run folder: expected one written by regatta train, launch or bench; \
+         `regatta runs` lists them"
+    )]
+    NotARun(PathBuf),
+    /// A file or folder cannot be opened or read.
+    #[error("cannot read {path}: {source}")]
+    Io { path: PathBuf, source: io::Error },
+    /// A FIFO, device, socket or folder in place of a file.
+    #[error("cannot read {0}: it is not a regular file")]
+    NotRegular(PathBuf),
+    /// Larger than any valid file of its format.
+    #[error("cannot read {path}: it has {bytes} bytes, but such a file has at most {limit}")]
+    TooLarge { path: PathBuf, bytes: u64, limit: u64 },
+    /// A document with another format.
+    #[error("{path}: {source}")]
+    Document { path: PathBuf, source: DocumentError },
+    /// A file without a format field that is not as expected.
+    #[error("{path}: {source}")]
+    Json { path: PathBuf, source: serde_json::Error },
+}
+
+impl ReadError {
+    pub(super) fn io(path: &Path) -> impl Fn(io::Error) -> Self {
+        move |source| Self::Io { path: path.to_owned(), source }
+    }
+}

@@ -1,0 +1,186 @@
+//! An open run folder: its launches, their documents, attempts and files.
+
+use std::path::{Path, PathBuf};
+
+use regatta_model::result::RunResult;
+use regatta_model::run_folder::{
+    COMMS, CONFIG, ENVIRONMENT, JobEnvironment, LOG, PLACEMENT, RELAUNCH, RESULT, log_name,
+    machine_name, parse_attempt_folder, parse_log_name,
+};
+use regatta_model::{Machine, Placement};
+
+use super::file::{read_document, read_text};
+use super::follow::RunFollower;
+use super::summary::{self, RunKind, RunState};
+use super::{Progress, ReadError, RunSummary, progress};
+
+/// A run folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    path: PathBuf,
+    kind: RunKind,
+}
+
+impl Run {
+    /// Opens the run in a folder.
+    pub fn open(path: &Path) -> Result<Self, ReadError> {
+        let kind = summary::kind(path).ok_or_else(|| ReadError::NotARun(path.to_owned()))?;
+        Ok(Self { path: path.to_owned(), kind })
+    }
+
+    /// The runs directly below a folder, newest first.
+    pub fn find(root: &Path) -> Result<Vec<RunSummary>, ReadError> {
+        summary::find(root)
+    }
+
+    /// Path of the folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the run does.
+    pub fn kind(&self) -> RunKind {
+        self.kind
+    }
+
+    /// Whether the run goes on, and how it ended.
+    pub fn state(&self) -> RunState {
+        summary::state(&self.path, self.kind)
+    }
+
+    /// State, start, progress and size, for which all files are visited: see [`Self::state`] and
+    /// [`Self::progress`].
+    pub fn summary(&self) -> RunSummary {
+        summary::read(&self.path, self.kind)
+    }
+
+    /// How far a training is.
+    pub fn progress(&self) -> Option<Progress> {
+        progress(&self.path)
+    }
+
+    /// The launches of the run: the first one, and those that resumed it, oldest first.
+    pub fn launches(&self) -> Vec<Launch> {
+        launches(&self.path)
+    }
+
+    /// The last launch.
+    pub fn last_launch(&self) -> Launch {
+        last_launch(&self.path)
+    }
+
+    /// Follows the events and metrics of the run from its start.
+    pub fn follow(&self) -> RunFollower {
+        RunFollower::new(&self.path, self.kind)
+    }
+}
+
+/// All launches of a run folder, oldest first: the folders of later ones are named by their time.
+pub(super) fn launches(path: &Path) -> Vec<Launch> {
+    let mut later = subfolders(&path.join(RELAUNCH));
+    later.sort();
+    let paths = std::iter::once(path.to_owned()).chain(later);
+    paths.map(|path| Launch { path }).collect()
+}
+
+/// The last launch in a run folder. One that was refused before its training started has no configuration
+/// and does not count.
+pub fn last_launch(path: &Path) -> Launch {
+    let is_first = |launch: &Launch| launch.path == path;
+    let started = |launch: &Launch| is_first(launch) || launch.path.join(CONFIG).is_file();
+    let launch = launches(path).into_iter().rfind(started);
+    launch.unwrap_or_else(|| Launch { path: path.to_owned() })
+}
+
+/// The folders in a folder. Links are not followed.
+pub(super) fn subfolders(path: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    folders.map(|entry| entry.path()).collect()
+}
+
+/// The log of one stream of a rank in an attempt.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Log {
+    /// The attempt.
+    pub attempt: u32,
+    /// The rank.
+    pub rank: u32,
+    /// Standard error, not standard output.
+    pub stderr: bool,
+    /// Path of the file.
+    pub path: PathBuf,
+}
+
+/// The folder of one launch of a run. Documents that are not written (yet) are None.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Launch {
+    pub(super) path: PathBuf,
+}
+
+impl Launch {
+    /// Path of the folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The hardware of the nodes: of the first one, and of others where they differ.
+    pub fn machines(&self) -> Result<Vec<Machine>, ReadError> {
+        let read = |index| read_document(&self.path.join(machine_name(index))).transpose();
+        (0..).map_while(read).collect()
+    }
+
+    /// The placement of the ranks.
+    pub fn placement(&self) -> Result<Option<Placement>, ReadError> {
+        read_document(&self.path.join(PLACEMENT))
+    }
+
+    /// The variables of the ranks.
+    pub fn environment(&self) -> Result<Option<JobEnvironment>, ReadError> {
+        let path = self.path.join(ENVIRONMENT);
+        let parse = |text: String| serde_json::from_str(&text);
+        let parsed = read_text(&path)?.map(parse).transpose();
+        parsed.map_err(|source| ReadError::Json { path, source })
+    }
+
+    /// The configuration of a training, as TOML.
+    pub fn config(&self) -> Result<Option<String>, ReadError> {
+        read_text(&self.path.join(CONFIG))
+    }
+
+    /// The outcome of the last attempt that ended. The launch may go on: see [`Run::state`].
+    pub fn result(&self) -> Result<Option<RunResult>, ReadError> {
+        read_document(&self.path.join(RESULT))
+    }
+
+    /// The logs, by attempt, rank and stream.
+    pub fn logs(&self) -> Vec<Log> {
+        let folder = self.path.join(LOG);
+        let mut found = logs_of(&folder, 0);
+        for restart in subfolders(&folder) {
+            let attempt = restart.file_name().and_then(|name| parse_attempt_folder(name.to_str()?));
+            found.extend(attempt.map(|attempt| logs_of(&restart, attempt)).unwrap_or_default());
+        }
+        found.sort();
+        found
+    }
+
+    /// Path of a log, which may not exist.
+    pub fn log(&self, attempt: u32, rank: u32, stderr: bool) -> PathBuf {
+        self.path.join(LOG).join(log_name(attempt, rank, stderr))
+    }
+
+    /// Folder of the event and status files of `--profile`, which may not exist.
+    pub fn comms(&self) -> PathBuf {
+        self.path.join(COMMS)
+    }
+}
+
+fn logs_of(folder: &Path, attempt: u32) -> Vec<Log> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let log = |entry: std::fs::DirEntry| {
+        let (rank, stderr) = parse_log_name(entry.file_name().to_str()?)?;
+        Some(Log { attempt, rank, stderr, path: entry.path() })
+    };
+    entries.filter_map(log).collect()
+}

@@ -1,0 +1,230 @@
+//! What a run is, and how far it is. Only what a launch, training or benchmark wrote is recognised.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use regatta_model::result::{RunResult, is_termination_signal};
+use regatta_model::run_folder::{
+    BENCH_LOCK, BENCH_RESULT, CONFIG, EVENTS, LOG, Record, RunEvent, TRAIN_LOCK, run_id_time,
+};
+use serde::Serialize;
+
+use super::lock::{self, LockState};
+use super::progress::{LastMetrics, TAIL_BYTES, tail};
+use super::run::{last_launch, launches, subfolders};
+use super::{ReadError, open_regular};
+
+/// What a run did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RunKind {
+    /// `regatta train`.
+    Train,
+    /// `regatta bench`.
+    Bench,
+    /// `regatta launch` of another program.
+    Launch,
+}
+
+impl RunKind {
+    /// Its command.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Bench => "bench",
+            Self::Launch => "launch",
+        }
+    }
+}
+
+/// State of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RunState {
+    /// A process holds the lock of the run.
+    Running,
+    /// It ended successfully.
+    Finished,
+    /// A signal stopped it, or it ended before the last step.
+    Stopped,
+    /// A rank failed, or the launcher was killed.
+    Failed,
+}
+
+impl RunState {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Finished => "finished",
+            Self::Stopped => "stopped",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// A run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RunSummary {
+    /// The run folder.
+    pub path: PathBuf,
+    /// What it did.
+    pub kind: RunKind,
+    /// Whether it goes on, and how it ended.
+    pub state: RunState,
+    /// Start, in seconds since the Unix epoch.
+    pub start: f64,
+    /// Last change of its files, in seconds since the Unix epoch.
+    pub last_activity: f64,
+    /// Last step recorded.
+    pub step: Option<u64>,
+    /// Steps of the training.
+    pub steps: Option<u64>,
+    /// Training loss of that step.
+    pub loss: Option<f64>,
+    /// Last validation loss.
+    pub val_loss: Option<f64>,
+    /// Size on disk.
+    pub bytes: u64,
+    /// The path is a symbolic link.
+    #[serde(skip)]
+    pub is_link: bool,
+}
+
+/// The runs directly below a folder, newest first.
+pub(super) fn find(root: &Path) -> Result<Vec<RunSummary>, ReadError> {
+    let entries = std::fs::read_dir(root).map_err(ReadError::io(root))?;
+    let run = |path: PathBuf| kind(&path).map(|kind| read(&path, kind));
+    let mut runs: Vec<RunSummary> =
+        entries.flatten().filter_map(|entry| run(entry.path())).collect();
+    runs.sort_by(|a, b| b.start.total_cmp(&a.start).then_with(|| b.path.cmp(&a.path)));
+    Ok(runs)
+}
+
+/// The run in a run folder.
+pub(super) fn read(path: &Path, kind: RunKind) -> RunSummary {
+    let (bytes, last_activity) = usage(path);
+    let last = LastMetrics::with_validation(path);
+    RunSummary {
+        path: path.to_owned(),
+        kind,
+        state: state_at(path, kind, &last),
+        start: start(path, last_activity),
+        last_activity,
+        step: last.step,
+        steps: last.steps,
+        loss: last.loss,
+        val_loss: last.val_loss,
+        bytes,
+        is_link: path.is_symlink(),
+    }
+}
+
+/// The state of a run. Unlike [`read`], cheap.
+pub(super) fn state(path: &Path, kind: RunKind) -> RunState {
+    state_at(path, kind, &LastMetrics::read(path))
+}
+
+/// The kind of a run folder, by files that only regatta writes together.
+pub(super) fn kind(path: &Path) -> Option<RunKind> {
+    let has = |name: &str| path.join(name).is_file();
+    let is_launch = has(EVENTS) && path.join(LOG).is_dir();
+    // Ranks that a scheduler started have no launcher.
+    if has(CONFIG) && (is_launch || has(TRAIN_LOCK)) {
+        return Some(RunKind::Train);
+    }
+    if has(BENCH_LOCK) || is_launch && has(BENCH_RESULT) {
+        return Some(RunKind::Bench);
+    }
+    // A training or benchmark that failed early has written none of its own files.
+    is_launch.then(|| match subcommand(path).as_deref() {
+        Some("train") => RunKind::Train,
+        Some("bench") => RunKind::Bench,
+        _ => RunKind::Launch,
+    })
+}
+
+/// The subcommand of `regatta` that a launch ran, from its first event.
+fn subcommand(path: &Path) -> Option<String> {
+    let mut line = Vec::new();
+    let events = open_regular(&path.join(EVENTS)).ok()??.take(TAIL_BYTES);
+    BufReader::new(events).read_until(b'\n', &mut line).ok()?;
+    let RunEvent::Launched { command, .. } = Record::parse(&line).ok()?.event else { return None };
+    let [program, subcommand, ..] = &command[..] else { return None };
+    (Path::new(program).file_name()? == "regatta").then(|| subcommand.clone())
+}
+
+/// Files that processes of a running run have locked.
+pub fn lock_files(path: &Path) -> Vec<PathBuf> {
+    let mut files = [TRAIN_LOCK, BENCH_LOCK].map(|name| path.join(name)).to_vec();
+    files.extend(launches(path).iter().map(|launch| launch.path().join(EVENTS)));
+    if path.join(BENCH_LOCK).is_file() {
+        files.extend(subfolders(path).iter().map(|child| child.join(EVENTS)));
+    }
+    files.retain(|file| file.is_file());
+    files
+}
+
+fn state_at(path: &Path, kind: RunKind, last: &LastMetrics) -> RunState {
+    let locks: Vec<LockState> = lock_files(path).iter().map(|file| lock::state(file)).collect();
+    if locks.contains(&LockState::Held) {
+        return RunState::Running;
+    }
+    let result = |path: &Path| last_launch(path).result().ok().flatten();
+    let results: Vec<Option<RunResult>> = match path.join(BENCH_LOCK).is_file() {
+        true => subfolders(path).iter().map(|child| result(child)).collect(),
+        false => vec![result(path)],
+    };
+    let ended = results.iter().all(Option::is_some);
+    if locks.contains(&LockState::Unsupported) && !ended {
+        return RunState::Running;
+    }
+    let events = tail(&last_launch(path).path().join(EVENTS), TAIL_BYTES);
+    let is_signalled = events.iter().any(is_termination)
+        || results.iter().flatten().any(RunResult::is_stopped_early);
+    let has_steps_left = last.step.zip(last.steps).is_some_and(|(step, steps)| step < steps);
+    let succeeded = results.iter().flatten().all(|result| result.exit_code == 0);
+    // Ranks of a scheduler write no result.
+    let is_complete = ended || kind == RunKind::Train && last.step.is_some() && !has_steps_left;
+    match (is_complete && succeeded, is_signalled) {
+        (_, true) => RunState::Stopped,
+        (true, _) if has_steps_left => RunState::Stopped,
+        (true, _) => RunState::Finished,
+        (false, _) => RunState::Failed,
+    }
+}
+
+/// Whether a record is a signal that ends the job.
+fn is_termination(record: &Record) -> bool {
+    matches!(record.event, RunEvent::SignalReceived { signal } if is_termination_signal(signal))
+}
+
+/// Start, in seconds since the Unix epoch: from the run ID that names the folder, else the creation
+/// of the folder, where the file system records it.
+fn start(path: &Path, last_activity: f64) -> f64 {
+    let id = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let by_id = run_id_time(id);
+    let created = || std::fs::metadata(path).and_then(|found| found.created()).ok();
+    by_id.or_else(created).map_or(last_activity, seconds)
+}
+
+fn seconds(time: SystemTime) -> f64 {
+    time.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+/// Size on disk and last change of a folder. Links are not followed.
+fn usage(path: &Path) -> (u64, f64) {
+    let Ok(entries) = std::fs::read_dir(path) else { return (0, 0.0) };
+    let mut total = (0, 0.0);
+    for entry in entries.flatten() {
+        let Ok(found) = entry.metadata() else { continue };
+        let (bytes, time) = match found.is_dir() {
+            true => usage(&entry.path()),
+            false => (found.blocks() * 512, found.modified().map_or(0.0, seconds)),
+        };
+        total = (total.0 + bytes, f64::max(total.1, time));
+    }
+    total
+}
