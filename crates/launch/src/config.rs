@@ -143,6 +143,11 @@ impl JobConfig {
         self.grace.unwrap_or(DEFAULT_GRACE)
     }
 
+    /// Time after which no rank runs on a node that was declared lost.
+    pub(crate) fn fence_time(&self) -> Duration {
+        self.heartbeat_timeout + self.grace()
+    }
+
     /// The limits of the job.
     pub fn limits(&self) -> JobLimits {
         let saves = self.workload.own_ranks().is_some_and(|ranks| ranks.saves_on_signal);

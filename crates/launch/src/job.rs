@@ -6,13 +6,14 @@ use std::time::{Duration, Instant, SystemTime};
 
 use regatta_model::result::{RankExit, RankFailure, RunResult, STOPPED_EARLY};
 use regatta_model::run_folder::{Record, RunEvent};
-use regatta_wire::clock;
 
+use crate::job_host::JobHost;
 use crate::lines::{LineMerger, MergedLine};
+use crate::process::StartError;
 use crate::reaper;
 use crate::run_folder::RunFolder;
 use crate::signal_dedup::{NodeSignalDedup, SignalSource};
-use crate::signals::SignalCatcher;
+use crate::status::{JobObserver, JobStatus};
 use crate::supervisor::{JobLimits, Supervisor, SupervisorAction, SupervisorInput};
 use crate::worker_group::{JobEvent, RankControl, WorkerGroup};
 
@@ -52,13 +53,14 @@ const MAX_LINES_SHOWN: usize = 256;
 const OUTPUT_BACKOFF: Duration = Duration::from_millis(2);
 /// Interval of signal checks under load: each check is a system call.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(5);
-/// Exit of a rank that could not be started, as of a shell.
-const START_FAILED: RankExit = RankExit::Exit(127);
+/// Exit of a rank that could not be started.
+const START_FAILED: RankExit = RankExit::Exit(StartError::EXIT_CODE as i32);
 
-struct JobDriver<'a> {
+struct AttemptDriver<'a> {
     job: &'a JobAttempt,
     workers: &'a mut dyn WorkerGroup,
     folder: &'a mut RunFolder,
+    host: &'a mut dyn JobHost,
     supervisor: Supervisor,
     lines: LineMerger,
     tails: BTreeMap<u32, Vec<String>>,
@@ -77,39 +79,16 @@ struct JobDriver<'a> {
     start: Instant,
 }
 
-/// Receives the output and the messages of ranks. No method may block.
-pub trait JobObserver {
-    /// Shows a line on the terminal; false if it does not accept one now.
-    fn on_line(&mut self, line: &MergedLine) -> bool;
-
-    /// Whether all lines have been written; called after the last line until it is true.
-    fn flush(&mut self) -> bool;
-
-    /// Whether all text so far has been written; called after SIGTSTP until it is true.
-    fn is_idle(&mut self) -> bool;
-
-    /// Handles a frame of a rank's channel, and returns its text for the rank's log, possibly empty. It
-    /// may overtake lines that wait for identical lines of other ranks.
-    fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String;
-
-    /// Called when a signal of the user or the scheduler is forwarded to the ranks or, as the second
-    /// termination signal does, kills them.
-    fn on_signal(&mut self, signal: i32, killing: bool);
-
-    /// Shows a text of the launcher itself, with its line break.
-    fn on_notice(&mut self, text: &str);
-}
-
-/// Runs one attempt of a job until it is finished. `signals` may hold earlier ones.
+/// Runs one attempt of a job until it is finished. `host` may hold earlier signals.
 pub fn run(
     job: &JobAttempt,
     workers: &mut dyn WorkerGroup,
     folder: &mut RunFolder,
-    signals: &mut SignalCatcher,
+    host: &mut dyn JobHost,
     observer: &mut dyn JobObserver,
 ) -> AttemptOutcome {
-    let mut driver = JobDriver {
-        supervisor: Supervisor::new(job.hosts.len() as u32, job.limits, clock::now()),
+    let mut driver = AttemptDriver {
+        supervisor: Supervisor::new(job.hosts.len() as u32, job.limits, host.running_time()),
         lines: LineMerger::new(MERGE_WINDOW),
         tails: BTreeMap::new(),
         rank_states: BTreeMap::new(),
@@ -121,14 +100,15 @@ pub fn run(
         signals: NodeSignalDedup::default(),
         unobserved: Vec::new(),
         killing: false,
-        start: Instant::now(),
+        start: host.now(),
         job,
         workers,
         folder,
+        host,
     };
     let launched = RunEvent::Launched { attempt: job.attempt, command: job.command.clone() };
     driver.record(None, launched);
-    driver.run(signals, observer);
+    driver.run(observer);
     driver.outcome()
 }
 
@@ -140,8 +120,8 @@ fn may_block<T>(call: impl FnOnce() -> T) -> T {
     returned
 }
 
-impl JobDriver<'_> {
-    fn run(&mut self, signals: &mut SignalCatcher, observer: &mut dyn JobObserver) {
+impl AttemptDriver<'_> {
+    fn run(&mut self, observer: &mut dyn JobObserver) {
         let mut last_check: Option<Instant> = None;
         let mut unshown: VecDeque<MergedLine> = VecDeque::new();
         let (mut finished, mut stopping) = (false, false);
@@ -155,11 +135,11 @@ impl JobDriver<'_> {
             let exits = matches!(event, Some(JobEvent::Finished | JobEvent::Exited(..)));
             finished |= event == Some(JobEvent::Finished);
             // Before an exit is handled: a rank killed by the same signal did not fail.
-            if exits || last_check.is_none_or(|at| at.elapsed() >= SIGNAL_INTERVAL) {
-                for signal in signals.pending() {
+            if exits || last_check.is_none_or(|at| self.since(at) >= SIGNAL_INTERVAL) {
+                for signal in self.host.signals() {
                     self.on_signal(signal, SignalSource::Launcher);
                 }
-                last_check = Some(Instant::now());
+                last_check = Some(self.host.now());
             }
             match event {
                 Some(JobEvent::Frame { rank, bytes }) => {
@@ -167,7 +147,9 @@ impl JobDriver<'_> {
                     let text = may_block(|| observer.on_frame(rank, &bytes));
                     self.append_log(rank, false, text.as_bytes());
                 }
-                Some(JobEvent::Notice(text)) => may_block(|| observer.on_notice(&text)),
+                Some(JobEvent::Notice(text)) => {
+                    may_block(|| observer.on_status(&JobStatus::Notice(&text)));
+                }
                 Some(event) => self.on_event(event),
                 None => {}
             }
@@ -178,7 +160,7 @@ impl JobDriver<'_> {
             self.supervise(SupervisorInput::Tick);
             let killing = self.killing;
             for signal in self.unobserved.drain(..) {
-                may_block(|| observer.on_signal(signal, killing));
+                may_block(|| observer.on_status(&JobStatus::Signal { signal, killing }));
                 stopping |= signal == libc::SIGTSTP;
             }
             if stopping && observer.is_idle() {
@@ -189,7 +171,7 @@ impl JobDriver<'_> {
                 true => unshown.extend(self.lines.finish()),
                 false => {
                     let space = MAX_LINES_SHOWN.saturating_sub(unshown.len());
-                    unshown.extend(self.lines.ready_up_to(Instant::now(), space));
+                    unshown.extend(self.lines.ready_up_to(self.host.now(), space));
                 }
             }
             if !unshown.is_empty() {
@@ -207,7 +189,7 @@ impl JobDriver<'_> {
             JobEvent::Started { rank, pid } => self.record(Some(rank), RunEvent::Started { pid }),
             JobEvent::Line(line) => {
                 self.supervise(SupervisorInput::Progress);
-                self.lines.push(line, Instant::now());
+                self.lines.push(line, self.host.now());
             }
             // The rank's node does not see the run folder.
             JobEvent::Output { rank, stderr, bytes } => {
@@ -232,7 +214,7 @@ impl JobDriver<'_> {
             }
             JobEvent::NodeLost { node, ranks } => {
                 self.lost_nodes.push(node);
-                self.node_lost_at = Some(Instant::now());
+                self.node_lost_at = Some(self.host.now());
                 self.record(None, RunEvent::NodeLost { ranks: ranks.clone() });
                 let lost = |rank| SupervisorInput::Exited(rank, RankExit::NodeLost);
                 ranks.into_iter().for_each(|rank| self.supervise(lost(rank)));
@@ -267,7 +249,7 @@ impl JobDriver<'_> {
     }
 
     fn on_signal(&mut self, signal: i32, source: SignalSource) {
-        if self.signals.is_new(signal, source, Instant::now()) {
+        if self.signals.is_new(signal, source, self.host.now()) {
             self.record(None, RunEvent::SignalReceived { signal });
             self.unobserved.push(signal);
             self.supervise(match source {
@@ -294,7 +276,7 @@ impl JobDriver<'_> {
     }
 
     fn supervise(&mut self, input: SupervisorInput) {
-        for action in self.supervisor.handle(input, clock::now()) {
+        for action in self.supervisor.handle(input, self.host.running_time()) {
             match action {
                 SupervisorAction::SignalRanks(signal) => {
                     self.record(None, RunEvent::SignalSent { signal });
@@ -316,10 +298,14 @@ impl JobDriver<'_> {
         }
     }
 
+    fn since(&self, at: Instant) -> Duration {
+        self.host.now().saturating_duration_since(at)
+    }
+
     fn record(&mut self, rank: Option<u32>, event: RunEvent) {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let time = now.ok().map(|now| now.as_secs_f64());
-        let seconds = Some(self.start.elapsed().as_secs_f64());
+        let seconds = Some(self.since(self.start).as_secs_f64());
         self.folder.append_event(&Record { time, seconds, rank, event });
     }
 
@@ -333,6 +319,7 @@ impl JobDriver<'_> {
             last_lines: self.tails.get(&rank).cloned().unwrap_or_default(),
             other_ranks: self.rank_states.clone(),
         });
+        let seconds = self.since(self.start).as_secs_f64();
         let result = RunResult {
             command: self.job.command.clone(),
             ranks: self.job.hosts.len() as u32,
@@ -344,7 +331,7 @@ impl JobDriver<'_> {
             collectives: Vec::new(),
             notes: self.warnings,
             rank_exits: self.supervisor.rank_exits,
-            seconds: self.start.elapsed().as_secs_f64(),
+            seconds,
         };
         let terminated = self.supervisor.signal.is_some();
         let Self { lost_nodes, node_lost_at, .. } = self;

@@ -1,32 +1,45 @@
 //! Launches, supervises and terminates the ranks of a job.
 //!
-//! Decisions are made without I/O in [`supervisor`], [`node_pool`] and [`lines`]. [`job`] runs one
-//! attempt with a [`worker_group`]: [`local`] runs ranks on this node, [`agents`] on many nodes.
+//! What is asked of a job is a [`config::JobConfig`] and a list of [`parts`]. [`driver`] runs attempts on a
+//! [`target`] until the job is finished, and tells the caller what happens through [`status`]. [`job`] runs
+//! one attempt with a [`worker_group`]: [`local`] runs ranks on this node, [`agents`] on many nodes.
+//! Decisions are made without I/O in [`supervisor`], [`restart_policy`], [`node_pool`] and [`lines`].
 
 pub mod agent_launcher;
 pub mod agents;
+pub mod attempt;
 pub mod cache_dir;
 pub mod channel;
 pub mod config;
 pub mod cpu_binding;
+pub mod discovery;
+pub mod driver;
+pub mod error;
 pub mod event_queue;
 mod failure_attribution;
 pub mod forked;
+pub mod host;
 pub mod job;
+pub mod job_host;
 pub mod lines;
 pub mod local;
 pub mod node_pool;
+pub mod parts;
 pub mod port;
 mod proc_stat;
 pub mod process;
+pub mod rank_env;
 pub mod rank_files;
 pub mod reaper;
-pub mod restart_backoff;
+mod restart_backoff;
+pub mod restart_policy;
 pub mod run_folder;
 pub mod secret_file;
 mod signal_dedup;
 pub mod signals;
+pub mod status;
 mod stdio;
 pub mod supervisor;
+pub mod target;
 pub mod worker_group;
 pub mod wrap;

@@ -83,6 +83,11 @@ pub enum StartError {
     Spawn { rank: u32, program: String, source: io::Error, hint: &'static str },
 }
 
+impl StartError {
+    /// Exit code of a command that cannot be executed, as of a shell.
+    pub const EXIT_CODE: u8 = 127;
+}
+
 impl RankSpec {
     /// The command with its environment and working directory.
     fn prepare(&self) -> Result<Command, StartError> {

@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 use regatta_wire::clock;
 
 use self::hang_detector::{HangDetector, Heartbeat};
+use crate::agents::killed_agent::KilledAgent;
 use crate::forked::{exit, fork};
 use crate::signals::{self, SignalSet};
 use crate::{process, secret_file};
@@ -48,9 +49,9 @@ pub struct Watchdog {
     pub timeout: Duration,
     /// Tells the user.
     pub report: fn(&str),
-    /// What is reported after the worker or the reaper was killed, once none of its descendants is
-    /// left.
-    pub killed: Option<String>,
+    /// The agent whose end is reported after the worker or the reaper was killed, once none of its
+    /// descendants is left.
+    pub agent: Option<KilledAgent>,
 }
 
 /// Command name of the reaper.
@@ -222,8 +223,8 @@ fn run_reaper(worker: libc::pid_t, mut pipe: PipeReader, watchdog: &Watchdog) ->
 fn clean_up(killed: Option<&Watchdog>) {
     let none_left = process::kill_and_reap_descendants(KILL_TIMEOUT);
     secret_file::remove_stale(&std::env::temp_dir());
-    if let Some(Watchdog { report, killed: Some(text), .. }) = killed.filter(|_| none_left) {
-        report(text);
+    if let Some(Watchdog { report, agent: Some(agent), .. }) = killed.filter(|_| none_left) {
+        report(&agent.to_line());
     }
 }
 

@@ -2,12 +2,9 @@
 
 mod cli;
 mod commands;
-mod discovery;
 #[cfg(test)]
 mod documented_commands;
 mod draw;
-mod env;
-mod isolated;
 mod options;
 mod output;
 mod plugins;

@@ -22,6 +22,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::command::LaunchCommand;
 use super::driver::{LOGIN_TIMEOUT, LauncherDriver};
+use crate::agents::killed_agent::KilledAgent;
 use crate::process::signal_group;
 
 /// Number of last lines kept per launcher.
@@ -68,6 +69,8 @@ pub(crate) struct SharedState {
     pub(crate) running: Vec<Option<u32>>,
     /// Exits not yet taken by the owner.
     pub(crate) exited: Vec<(Range<usize>, ExitStatus)>,
+    /// Agents that were killed, not yet taken by the owner.
+    pub(crate) killed: Vec<KilledAgent>,
     /// Set once the launchers have to terminate; none is started after that.
     pub(crate) shutdown: Option<Shutdown>,
 }
@@ -91,6 +94,10 @@ impl Shutdown {
 impl SharedState {
     /// Appends a line of output.
     pub(crate) fn push_line(&mut self, launcher: usize, mut line: String) {
+        if let Some(agent) = KilledAgent::parse(&line) {
+            line = agent.to_string();
+            self.killed.push(agent);
+        }
         line.truncate(line.floor_char_boundary(MAX_LINE));
         let tail = &mut self.tails[launcher];
         if tail.len() == TAIL_LINES {
@@ -191,6 +198,11 @@ impl LauncherHandle {
     /// complete in [`output_tail`](Self::output_tail).
     pub fn take_exited(&mut self) -> Vec<(Range<usize>, ExitStatus)> {
         std::mem::take(&mut lock(&self.state).exited)
+    }
+
+    /// Agents that were killed since the last call.
+    pub fn take_killed(&mut self) -> Vec<KilledAgent> {
+        std::mem::take(&mut lock(&self.state).killed)
     }
 
     /// Signals the process group of every running launcher.

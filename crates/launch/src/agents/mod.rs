@@ -7,15 +7,10 @@ pub mod agent;
 pub mod agent_state;
 pub mod bootstrap_document;
 pub mod coordinator;
+pub mod killed_agent;
 pub mod message;
 pub mod node_table;
 mod routes;
 #[cfg(test)]
 mod simulation;
 pub mod tree;
-
-/// What an agent that was killed writes to standard error once none of its processes is left, nor any
-/// of its ranks.
-pub fn killed_line(host: &str) -> String {
-    format!("the agent of {host} was killed; none of its processes is left")
-}

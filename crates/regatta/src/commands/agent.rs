@@ -7,10 +7,12 @@ use anyhow::{Context, Result, bail};
 use regatta_comm::bootstrap::host_name;
 use regatta_discover::allocation::{self, DetectionInputs};
 use regatta_discover::{Env, Sysroot};
+use regatta_launch::agents::agent;
 use regatta_launch::agents::agent::NodeHooks;
 use regatta_launch::agents::bootstrap_document::BootstrapDocument;
+use regatta_launch::agents::killed_agent::KilledAgent;
 use regatta_launch::agents::message::Registration;
-use regatta_launch::agents::{self, agent};
+use regatta_launch::host;
 use regatta_launch::port;
 use regatta_launch::reaper::{self, Watchdog};
 use regatta_launch::signals::SignalCatcher;
@@ -20,7 +22,7 @@ use regatta_place::{gpu_visibility, rendezvous};
 
 use crate::cli::AgentArgs;
 use crate::commands::launch::profile;
-use crate::{output, plugins, system};
+use crate::{output, plugins};
 
 /// Maximum size of a boot document, in bytes.
 const MAX_BOOT: u64 = 64 << 20;
@@ -31,9 +33,10 @@ pub fn run(args: &AgentArgs) -> Result<()> {
     let (env, hosts) = (Env::from_process(), boot.hosts()?);
     let node = args.node.map(|node| node as usize);
     let node = node.or_else(|| named_node(&hosts, &host_name(), &env));
-    let killed = node.and_then(|node| hosts.get(node)).map(|host| agents::killed_line(host));
+    let host = node.and_then(|node| hosts.get(node)).cloned();
+    let agent = host.map(|host| KilledAgent { host });
     let (timeout, report) = (boot.timeouts.lost_after, output::error);
-    reaper::fork_worker(Watchdog { timeout, report, killed })?;
+    reaper::fork_worker(Watchdog { timeout, report, agent })?;
     let mut signals = SignalCatcher::new()?;
     let mut machine = regatta_discover::discover(&Sysroot::live(), &env);
     let node = match args.node {
@@ -48,7 +51,7 @@ pub fn run(args: &AgentArgs) -> Result<()> {
     let port = reserved.as_ref().map(|port| port.port());
     let registration = Registration { node, machine: document::to_json_line(&machine)?, port };
     let hooks = NodeHooks {
-        resolve: &system::resolve,
+        resolve: &host::resolve,
         without_run_folder: &profile::record_on_node,
         built_in_file: &plugins::library,
     };

@@ -3,14 +3,15 @@
 use std::io::IsTerminal;
 
 use anyhow::{Result, bail};
+use regatta_launch::rank_env;
 use regatta_model::{Scheduler, Warning};
 use regatta_place::environment::EnvVar;
 use regatta_place::gpu_visibility::HIDDEN_GPUS;
 
 use crate::cli::{EnvArgs, FAINT};
-use crate::discovery::{PlacedJob, STAND_IN};
+use crate::output;
 use crate::shell::{quote, quote_comment};
-use crate::{env, output};
+use regatta_launch::discovery::{PlacedJob, STAND_IN};
 
 /// What a shell evaluates if the command fails: without it `eval "$(regatta env)"` would succeed, and
 /// the program would start as a world of one. It ends a script, but not an interactive shell.
@@ -35,31 +36,34 @@ pub fn stop_script() {
 /// Runs the command.
 pub fn run(args: &EnvArgs) -> Result<()> {
     let plan = PlacedJob::new(&args.source.source(), &args.job.request())?;
-    let rank_env = args.rank_env.options();
+    let options = args.rank_env.options();
     let this_rank = plan.allocation.this_rank.map(|me| me.rank);
     if this_rank.is_none() && args.rank.is_none() {
-        check_rank_variables(|name| env::foreign_value(&plan, name)?.parse().ok())?;
+        check_rank_variables(|name| rank_env::foreign_value(&plan, name)?.parse().ok())?;
     }
     let rank = args.rank.or(this_rank).unwrap_or(0);
-    let rendezvous = env::rendezvous(&rank_env, &plan, rank)?;
+    let rendezvous = rank_env::rendezvous(&options, &plan, rank)?;
+    let mut notes = Vec::new();
     let mut lines = match args.rank.is_none() && this_rank.is_none() && is_job_script(&plan) {
         true => {
             output::note(NOT_A_RANK);
-            env::job_env(&plan, &rank_env, &rendezvous)?
+            rank_env::job_env(&plan, &options, &rendezvous, &mut notes)?
         }
-        false => env::rank_env(&plan, &rank_env, &rendezvous, rank)?,
+        false => rank_env::rank_env(&plan, &options, &rendezvous, rank, &mut notes)?,
     };
     if args.rank.is_none() {
-        env::check_identity(&plan, &lines)?;
+        rank_env::check_identity(&plan, &lines)?;
     }
-    env::secure_cache_dir(&plan, rank, &mut lines);
-    env::note_unset_names(&plan, &rank_env, &rendezvous)?;
+    notes.extend(rank_env::secure_cache_dir(&plan, rank, &mut lines));
+    notes.extend(rank_env::notes_of_unset_names(&plan, &options, &rendezvous)?);
+    notes.iter().for_each(|note| output::note(note));
     output::print(&match args.json {
         true => serde_json::to_string_pretty(&lines)? + "\n",
         false => script(&lines, std::io::stdout().is_terminal()),
     })?;
     if this_rank.is_none() {
-        env::note_single_node(&plan, &rank_env);
+        let note = rank_env::note_of_single_node(&plan, &options);
+        note.iter().for_each(|note| output::note(note));
     }
     let relevant = ["gpu-cgroup", HIDDEN_GPUS, STAND_IN];
     let affects_ranks = |w: &&Warning| relevant.contains(&w.code.as_str());

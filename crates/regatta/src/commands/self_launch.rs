@@ -14,9 +14,9 @@ use regatta_model::units::pluralize;
 use super::launch::LaunchOptions;
 use super::rank_worker::{self, RankRequest, RankTask};
 use crate::cli::{Cli, Command, LaunchArgs};
-use crate::discovery::Discovery;
 use crate::options::NetPlugin;
 use crate::output;
+use regatta_launch::discovery::Discovery;
 
 /// The ranks to launch.
 #[derive(Debug, Default)]

@@ -21,8 +21,8 @@ use super::{files, parent, plot, tune_nccl};
 use crate::cli::HEADING;
 use crate::commands::child_process;
 use crate::commands::launch::{new_run_id, run_dir_or_new};
-use crate::discovery::Discovery;
 use crate::output;
+use regatta_launch::discovery::Discovery;
 
 /// Runs all children and prints the summary.
 pub fn run(operations: &[Operation], args: &CollectiveArgs) -> Result<ExitCode> {

@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use regatta_comm::nccl::{self, Vendor};
+use regatta_launch::discovery::Discovery;
+use regatta_launch::forked;
 use regatta_measure::request::Backend;
 use regatta_model::run_folder::BENCH_RESULT;
 
@@ -18,14 +20,12 @@ use crate::commands::reporter_output::ReporterOutput;
 use crate::commands::self_launch::{
     LaunchRequest, has_rank_count, local_rank_count, note_oversubscription, set_request,
 };
-use crate::discovery::Discovery;
-use crate::isolated;
 
 /// Launches the ranks.
 pub fn run(options: &BenchOptions<'_>) -> Result<ExitCode> {
     let folder = run_dir_or_new(options.ranks.run_dir.as_ref(), &new_run_id());
     let mut args = launch_options(options.ranks, folder.clone())?;
-    let discovery = launch::discover(&args.job)?;
+    let discovery = Discovery::of_job(&args.job)?;
     if !has_rank_count(&args.job) {
         args.job.placement.job.ranks = default_rank_count(&discovery, options.ranks.backend);
     }
@@ -37,7 +37,7 @@ pub fn run(options: &BenchOptions<'_>) -> Result<ExitCode> {
     set_request(&mut args.job, &discovery, task)?;
     let out = options.output.out.clone().unwrap_or_else(|| folder.join(BENCH_RESULT));
     let mut reporter = Reporter::new(options, Some(out), ReporterOutput::queued())?;
-    let code = launch::launch(&args, discovery, Some(&mut reporter))?;
+    let code = launch::launch(&args, discovery, Some(&mut reporter), Vec::new())?;
     let exit_code = reporter.finish()?;
     Ok(if code == ExitCode::SUCCESS { exit_code } else { code })
 }
@@ -72,7 +72,7 @@ pub fn host_backend(ranks: &BenchRankArgs) -> Result<Option<Backend>> {
         backend => return Ok(Some(backend)),
     }
     let args = launch_options(ranks, PathBuf::new())?;
-    let discovery = launch::discover(&args.job)?;
+    let discovery = Discovery::of_job(&args.job)?;
     let count = match has_rank_count(&args.job) {
         true => args.job.placement.job.ranks.unwrap_or(1),
         false => default_rank_count(&discovery, ranks.backend).unwrap_or(1),
@@ -86,7 +86,7 @@ pub fn host_backend(ranks: &BenchRankArgs) -> Result<Option<Backend>> {
 fn gpu_count() -> u32 {
     let count = |vendor| nccl::device_count(vendor).unwrap_or(0);
     let most = || [Vendor::Nvidia, Vendor::Amd].map(count).into_iter().max().unwrap_or(0);
-    isolated::run("counting the GPUs", most).unwrap_or(0)
+    forked::isolated("counting the GPUs", most).unwrap_or(0)
 }
 
 /// The number of ranks on a single machine without GPUs; otherwise the launcher determines it. Ranks

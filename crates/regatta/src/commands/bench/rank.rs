@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use regatta_comm::bootstrap::BootstrapConfig;
 use regatta_launch::config::JobSource;
+use regatta_launch::discovery::Discovery;
 use regatta_measure::collectives::BenchEvent;
 use regatta_measure::rank::{self, NodeContext};
 use regatta_measure::request::BenchRequest;
@@ -17,7 +18,7 @@ use super::reporter::Reporter;
 use crate::commands::rank_events::EventSink;
 use crate::commands::rank_worker::{RankContext, note_unrecorded};
 use crate::commands::reporter_output::ReporterOutput;
-use crate::discovery::Discovery;
+
 use crate::system;
 
 /// Upper bound on result files in a run folder.

@@ -12,7 +12,7 @@ use regatta_model::Scheduler;
 use super::nodes::Tests;
 use super::observer::DoctorObserver;
 use crate::commands::launch::{self, LaunchOptions, new_run_id, run_dir_or_new};
-use crate::discovery::Discovery;
+use regatta_launch::discovery::Discovery;
 
 /// Restarts after the loss of a node, without it.
 const MAX_RESTARTS: u32 = 3;
@@ -28,7 +28,7 @@ pub fn collect(mut options: LaunchOptions, tests: &Tests) -> Result<JobFacts> {
     config.min_nodes = Some(1);
     config.max_restarts = Some(MAX_RESTARTS);
     config.grace = Some(GRACE);
-    let discovery = launch::discover(config)?;
+    let discovery = Discovery::of_job(config)?;
     if let Some(me) = discovery.allocation.this_rank {
         bail!(
             "this is rank {} of a job: run `regatta doctor` once for the whole job, without srun or \
@@ -38,7 +38,8 @@ pub fn collect(mut options: LaunchOptions, tests: &Tests) -> Result<JobFacts> {
     }
     let mut observer = DoctorObserver::new(tests.clone(), &discovery);
     observer.set_request(config, &discovery)?;
-    launch::launch(&options, discovery.clone(), Some(&mut observer))?;
+    let parts = vec![observer.request()];
+    launch::launch(&options, discovery.clone(), Some(&mut observer), parts)?;
     let mut facts = observer.finish();
     if facts.nodes.is_empty() {
         bail!("no node reported; see the messages above");

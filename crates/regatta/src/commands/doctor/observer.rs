@@ -1,15 +1,17 @@
 //! Receives the facts of the nodes while their ranks run.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use regatta_doctor::JobFacts;
 use regatta_doctor::facts::{MissingNode, NodeFacts};
 use regatta_doctor::peers::{self, PeerNode, PeerTable};
+use regatta_launch::attempt::AttemptSpec;
 use regatta_launch::channel;
 use regatta_launch::config::JobConfig;
+use regatta_launch::parts::{JobPart, PartError};
 use regatta_model::hostlist;
 use regatta_model::units::pluralize;
 use regatta_model::{Machine, Nic};
@@ -19,11 +21,11 @@ use regatta_wire::secret::Secret;
 use super::nodes::Tests;
 use super::rank::{DoctorTask, NodeReport};
 use crate::cli::FAINT;
-use crate::commands::launch::{AttemptSpec, QueuedStreams, RankObserver};
+use crate::commands::launch::{QueuedStreams, RankObserver};
 use crate::commands::rank_worker::{self, RankRequest, RankTask};
 use crate::commands::reporter_output::ReporterOutput;
 use crate::commands::self_launch;
-use crate::discovery::Discovery;
+use regatta_launch::discovery::Discovery;
 
 /// Ports that a node tries to listen on.
 const PORTS: usize = 8;
@@ -69,6 +71,12 @@ impl DoctorObserver {
         self_launch::set_request(config, discovery, task)
     }
 
+    /// The part of the job that completes the request.
+    pub fn request(&self) -> Box<dyn JobPart> {
+        let (tests, machine) = (self.tests.clone(), self.machine.clone());
+        Box::new(PeerRequest { tests, machine, output: self.output.streams() })
+    }
+
     /// The facts of all nodes, and why some have none.
     pub fn finish(mut self) -> JobFacts {
         let mut facts = JobFacts::default();
@@ -103,8 +111,6 @@ impl DoctorObserver {
 }
 
 impl RankObserver for DoctorObserver {
-    fn on_line(&mut self) {}
-
     fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String {
         match channel::decode_from(rank, bytes) {
             Ok(NodeReport::Collected(facts)) => {
@@ -119,14 +125,6 @@ impl RankObserver for DoctorObserver {
         String::new()
     }
 
-    fn on_signal(&mut self, _: i32) {}
-
-    fn on_exit(&mut self) {}
-
-    fn failure(&self) -> Option<String> {
-        None
-    }
-
     fn prints_run_dir(&self) -> bool {
         true
     }
@@ -135,10 +133,24 @@ impl RankObserver for DoctorObserver {
         self.output.streams()
     }
 
-    fn rank_input(&mut self, plan: &AttemptSpec) -> Result<Option<Arc<[u8]>>> {
+    fn on_excluded(&mut self, excluded: &[(String, String)]) {
+        self.excluded.extend(excluded.iter().cloned());
+    }
+}
+
+/// The request of the ranks, for which the addresses of the nodes must be known.
+struct PeerRequest {
+    tests: Tests,
+    machine: Option<Machine>,
+    output: Option<QueuedStreams>,
+}
+
+impl JobPart for PeerRequest {
+    fn plan(&mut self, plan: &mut AttemptSpec, _: &Path) -> Result<(), PartError> {
         let placed = &plan.job.placement.nodes;
         let text = format!("checking {}", pluralize(placed.len(), "node"));
-        self.output.eprint(&format!("{FAINT}{text}{FAINT:#}\n"));
+        let text = format!("{FAINT}{text}{FAINT:#}\n");
+        self.output.iter().for_each(|streams| streams.stderr.print(&text));
         let nics: Vec<&[Nic]> =
             placed.iter().map(|node| plan.job.nics(node).unwrap_or_default()).collect();
         let networks = peers::networks(&nics);
@@ -156,10 +168,7 @@ impl RankObserver for DoctorObserver {
             command_line: rank_worker::command_line(),
             machine: self.machine.clone(),
         };
-        Ok(Some(channel::encode(&request)?.into()))
-    }
-
-    fn on_excluded(&mut self, excluded: Vec<(String, String)>) {
-        self.excluded.extend(excluded);
+        plan.set_input(&channel::encode(&request)?.into());
+        Ok(())
     }
 }

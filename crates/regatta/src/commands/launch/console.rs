@@ -6,17 +6,17 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use regatta_launch::job::JobObserver;
+use regatta_launch::discovery::NO_SYSFS;
 use regatta_launch::lines::MergedLine;
 use regatta_launch::signals::is_termination_signal;
+use regatta_launch::status::{JobObserver, JobStatus};
 use regatta_model::hostlist;
 use regatta_model::result::RunResult;
 use regatta_model::units::pluralize;
 
 use super::line_writer::{LineWriter, QueuedStreams};
 use super::options::LaunchOptions;
-use super::rank_specs::AttemptSpec;
-use super::{Observer, report};
+use super::report;
 use crate::cli::FAINT;
 use crate::draw::text::format_ranges;
 use crate::output::{self, Stream};
@@ -32,8 +32,19 @@ const MAX_WITHHELD: usize = 64 * 1024;
 /// Ends all colours of a line.
 const RESET: &str = "\x1b[0m";
 
+/// Whose ranks are shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ShownRanks {
+    /// Those of the user's command.
+    OfUser,
+    /// Those of another command of this program, which reports to the user itself, possibly with the path of
+    /// the run folder.
+    Own { names_run_dir: bool },
+}
+
 /// Standard output and standard error, and the file of `--tee`.
-pub struct Console<'a> {
+pub struct Console {
+    ranks: ShownRanks,
     /// Host of each rank.
     hosts: Vec<String>,
     /// Ranks to show; all if empty.
@@ -53,19 +64,19 @@ pub struct Console<'a> {
     interrupted: bool,
     /// Number of lines dropped for a terminal, and for a pipe or file.
     dropped: [usize; 2],
-    observer: Observer<'a>,
+    /// Whether the output in a pipe or file is incomplete.
+    incomplete: bool,
 }
 
-impl<'a> Console<'a> {
+impl Console {
     /// A console that shows the lines of the ranks that the options name.
-    pub fn new(options: &LaunchOptions, observer: Observer<'a>) -> Result<Self> {
+    pub fn new(options: &LaunchOptions, ranks: ShownRanks, streams: QueuedStreams) -> Result<Self> {
         let open = |path: &Path| {
             File::create(path)
                 .with_context(|| format!("--tee {}: cannot create the file", path.display()))
         };
-        let streams = observer.as_ref().and_then(|observer| observer.output());
-        let streams = streams.unwrap_or_else(QueuedStreams::new);
         Ok(Self {
+            ranks,
             hosts: Vec::new(),
             shown_ranks: options.job.shown_ranks.clone(),
             grace: options.job.grace(),
@@ -76,7 +87,7 @@ impl<'a> Console<'a> {
             withheld: String::new(),
             interrupted: false,
             dropped: [0; 2],
-            observer,
+            incomplete: false,
         })
     }
 
@@ -84,9 +95,6 @@ impl<'a> Console<'a> {
     fn show(&mut self, line: &MergedLine) -> bool {
         if !self.send_pending() {
             return false;
-        }
-        if let Some(observer) = &mut self.observer {
-            observer.on_line();
         }
         let is_shown = |rank: &&u32| self.shown_ranks.is_empty() || self.shown_ranks.contains(rank);
         let ranks: Vec<u32> = line.ranks.iter().filter(is_shown).copied().collect();
@@ -108,7 +116,8 @@ impl<'a> Console<'a> {
             text.push_str(&line.text);
         }
         text.push('\n');
-        let is_error = self.observer.is_some() && line.stderr && report::is_error(&line.text);
+        let is_error =
+            self.ranks != ShownRanks::OfUser && line.stderr && report::is_error(&line.text);
         if is_error && self.withheld.len() < MAX_WITHHELD {
             self.withheld.push_str(&text);
             return true;
@@ -122,40 +131,9 @@ impl<'a> Console<'a> {
         &mut self.writers[stream as usize]
     }
 
-    /// Whether another command launched these ranks and reports to the user itself.
-    pub fn has_observer(&self) -> bool {
-        self.observer.is_some()
-    }
-
-    /// Whether the observer prints the path of the run folder.
-    pub fn prints_run_dir(&self) -> bool {
-        self.observer.as_ref().is_some_and(|observer| observer.prints_run_dir())
-    }
-
-    /// Lets the observer set the input of the ranks.
-    pub fn prepare(
-        &mut self,
-        plan: &mut AttemptSpec,
-        excluded: Vec<(String, String)>,
-    ) -> Result<()> {
-        let Some(observer) = &mut self.observer else { return Ok(()) };
-        observer.on_excluded(excluded);
-        if let Some(input) = observer.rank_input(plan)? {
-            plan.set_input(&input);
-        }
-        Ok(())
-    }
-
-    /// Tells the observer which nodes were given up.
-    pub fn on_excluded(&mut self, excluded: Vec<(String, String)>) {
-        if let Some(observer) = &mut self.observer {
-            observer.on_excluded(excluded);
-        }
-    }
-
-    /// Sets the host of each rank.
-    pub fn set_hosts(&mut self, hosts: &[String]) {
-        self.hosts = hosts.to_vec();
+    /// Whether the output in a pipe or file is incomplete.
+    pub fn is_incomplete(&self) -> bool {
+        self.incomplete
     }
 
     /// Hosts and ranks of a line: `node1 3`, `node[1-2] all 8`.
@@ -178,28 +156,31 @@ impl<'a> Console<'a> {
         }
     }
 
-    /// Takes the errors of the ranks that were not shown.
-    pub fn take_withheld(&mut self) -> String {
-        std::mem::take(&mut self.withheld)
+    fn on_ended(&mut self, result: &RunResult, folder: &Path) {
+        self.report_losses(folder);
+        let names_run_dir = self.ranks == ShownRanks::Own { names_run_dir: true };
+        let withheld = std::mem::take(&mut self.withheld);
+        report::print_result(result, folder, names_run_dir, &withheld);
     }
 
-    /// Sets the observer's failure as the result of ranks that all exited successfully.
-    pub fn apply_failure(&self, result: &mut RunResult) {
-        let failure = self.observer.as_ref().and_then(|observer| observer.failure());
-        if let Some(reason) = failure.filter(|_| result.exit_code == 0) {
-            (result.exit_code, result.reason) = (1, reason);
+    fn on_signal(&mut self, signal: i32, killing: bool) {
+        let terminates = is_termination_signal(signal);
+        self.interrupted |= terminates;
+        if terminates && self.ranks == ShownRanks::OfUser {
+            let notice = report::signal_notice(signal, killing, self.hosts.len(), self.grace);
+            self.writer(Stream::Stderr).push(&notice);
         }
     }
 
-    /// Reports what is missing in the output; returns whether it is incomplete in a pipe or file.
-    pub fn report_losses(&mut self, run_dir: &Path) -> bool {
-        let rest = match &self.observer {
-            None => "; the logs are complete".to_owned(),
+    /// Reports what is missing in the output.
+    fn report_losses(&mut self, run_dir: &Path) {
+        let rest = match self.ranks {
+            ShownRanks::OfUser => "; the logs are complete".to_owned(),
             // Its own text may be what is missing.
-            Some(observer) if observer.prints_run_dir() => {
+            ShownRanks::Own { names_run_dir: true } => {
                 format!("; run folder: {}", run_dir.display())
             }
-            Some(_) => String::new(),
+            ShownRanks::Own { names_run_dir: false } => String::new(),
         };
         if let Some(error) = self.tee_error.take() {
             output::note(&format!("the file of --tee is incomplete: {error}"));
@@ -215,7 +196,7 @@ impl<'a> Console<'a> {
         for (stream, error) in &errors {
             output::error(&format!("{stream} is incomplete: {error}{rest}"));
         }
-        dropped[1] > 0 || !errors.is_empty()
+        self.incomplete |= dropped[1] > 0 || !errors.is_empty();
     }
 
     /// Sends the pending line; false if the queue is full. A slow reader thus applies backpressure
@@ -260,15 +241,12 @@ impl<'a> Console<'a> {
     }
 }
 
-impl JobObserver for Console<'_> {
+impl JobObserver for Console {
     fn on_line(&mut self, line: &MergedLine) -> bool {
         self.show(line)
     }
 
     fn flush(&mut self) -> bool {
-        if let Some(observer) = &mut self.observer {
-            observer.on_exit();
-        }
         self.is_idle()
     }
 
@@ -276,25 +254,23 @@ impl JobObserver for Console<'_> {
         self.send_pending() && self.is_flushed(Stream::Stdout) && self.is_flushed(Stream::Stderr)
     }
 
-    fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String {
-        let observer = self.observer.as_mut();
-        observer.map_or_else(String::new, |observer| observer.on_frame(rank, bytes))
-    }
-
-    fn on_signal(&mut self, signal: i32, killing: bool) {
-        let terminates = is_termination_signal(signal);
-        self.interrupted |= terminates;
-        match &mut self.observer {
-            Some(observer) => observer.on_signal(signal),
-            None if terminates => {
-                let notice = report::signal_notice(signal, killing, self.hosts.len(), self.grace);
-                self.writer(Stream::Stderr).push(&notice);
+    fn on_status(&mut self, status: &JobStatus<'_>) {
+        match status {
+            JobStatus::Placed(attempt) => {
+                self.hosts = attempt.hosts();
+                let warnings = attempt.job.placement.warnings.iter();
+                let shown = warnings.filter(|w| attempt.number == 0 && w.code == NO_SYSFS);
+                shown.for_each(output::warn);
             }
-            None => {}
+            JobStatus::Started { attempt, folder } => {
+                if attempt.number == 0 && self.ranks == ShownRanks::OfUser {
+                    output::eprint(&report::started(attempt, folder));
+                }
+            }
+            JobStatus::Signal { signal, killing } => self.on_signal(*signal, *killing),
+            JobStatus::Notice(text) => drop(self.writer(Stream::Stderr).push(text)),
+            JobStatus::Ended { result, folder } => self.on_ended(result, folder),
+            other => output::eprint(&report::status_text(other)),
         }
-    }
-
-    fn on_notice(&mut self, text: &str) {
-        self.writer(Stream::Stderr).push(text);
     }
 }

@@ -6,14 +6,14 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use regatta_launch::attempt::{AttemptSpec, env_var};
+use regatta_launch::parts::{JobPart, PartError};
 use regatta_launch::rank_files::{FileSource, MAX_PATH_BYTES, RankFile};
 use regatta_launch::run_folder::RunFolder;
 use regatta_model::run_folder::PLUGINS;
 use regatta_nccl_tuning::table::MAX_BYTES;
 use regatta_nccl_tuning::{Communicator, Table};
 
-use super::options::PartOptions;
-use super::rank_specs::{AttemptSpec, env_var};
 use crate::options::NetPlugin;
 use crate::{output, plugins};
 
@@ -51,46 +51,14 @@ struct TuningTable {
 
 impl NcclPlugins {
     /// Checks the options: the table is valid and, if the job runs on this machine, the library exists.
-    pub fn load(options: &PartOptions, is_live: bool) -> Result<Self> {
-        let tuning = options.tuner.as_deref().map(TuningTable::read).transpose()?;
-        let net = options.net_plugin.as_ref().map(|net| resolve(net, is_live)).transpose()?;
+    pub fn load(tuner: Option<&Path>, net: Option<&NetPlugin>, is_live: bool) -> Result<Self> {
+        let tuning = tuner.map(TuningTable::read).transpose()?;
+        let net = net.map(|net| resolve(net, is_live)).transpose()?;
         Ok(Self { tuning, net, noted: None })
     }
 
-    /// Sets the variables of all ranks, for a folder of plug-ins.
-    pub fn set_variables(&self, plan: &mut AttemptSpec, folder: &Path) -> Result<()> {
-        for (file, option) in self.files(folder)? {
-            set_for_all_ranks(plan, &file, option)?;
-            plan.files.push(file);
-        }
-        match self.net {
-            Some(NetPlugin::Regatta) => replace_network_name(plan),
-            Some(NetPlugin::Path(_)) | None => Ok(()),
-        }
-    }
-
-    /// Writes the plug-ins to the run folder and sets the variables of all ranks.
-    pub fn prepare(&mut self, plan: &mut AttemptSpec, folder: &RunFolder) -> Result<()> {
-        if self.tuning.is_none() && self.net.is_none() {
-            return Ok(());
-        }
-        let path = std::path::absolute(folder.path()).context("path of the run folder")?;
-        let path = path.join(PLUGINS);
-        self.set_variables(plan, &path)?;
-        self.note_missing_rows(plan);
-        if let Some(tuning) = &self.tuning {
-            plugins::TUNER.install(&path)?;
-            let table = Path::new(PLUGINS).join(TABLE_NAME);
-            folder.write(&table.to_string_lossy(), &tuning.text)?;
-        }
-        if self.net == Some(NetPlugin::Regatta) {
-            plugins::NET.install(&path)?;
-        }
-        Ok(())
-    }
-
     /// Notes, once, that the table has no rows for a communicator of all ranks.
-    pub fn note_missing_rows(&mut self, plan: &AttemptSpec) {
+    fn note_missing_rows(&mut self, plan: &AttemptSpec) {
         let Some(tuning) = &self.tuning else { return };
         let nodes = plan.job.placement.nodes.iter().filter(|node| !node.ranks.is_empty());
         let job = Communicator { ranks: plan.ranks.len() as u32, nodes: nodes.count() as u32 };
@@ -131,6 +99,41 @@ impl NcclPlugins {
     }
 }
 
+impl JobPart for NcclPlugins {
+    /// Sets the variables of all ranks.
+    fn plan(&mut self, plan: &mut AttemptSpec, folder: &Path) -> Result<(), PartError> {
+        for (file, option) in self.files(&folder.join(PLUGINS))? {
+            set_for_all_ranks(plan, &file, option)?;
+            plan.files.push(file);
+        }
+        if self.net == Some(NetPlugin::Regatta) {
+            replace_network_name(plan)?;
+        }
+        self.note_missing_rows(plan);
+        Ok(())
+    }
+
+    /// Writes the plug-ins to the run folder.
+    fn start(&mut self, _: &AttemptSpec, folder: &RunFolder) -> Result<(), PartError> {
+        let path = folder.path().join(PLUGINS);
+        if let Some(tuning) = &self.tuning {
+            plugins::TUNER.install(&path)?;
+            let table = Path::new(PLUGINS).join(TABLE_NAME);
+            folder.write(&table.to_string_lossy(), &tuning.text)?;
+        }
+        if self.net == Some(NetPlugin::Regatta) {
+            plugins::NET.install(&path)?;
+        }
+        Ok(())
+    }
+
+    fn discard(&mut self, folder: &RunFolder) {
+        for name in [plugins::TUNER.name, plugins::NET.name, TABLE_NAME] {
+            folder.remove(PLUGINS, name);
+        }
+    }
+}
+
 /// NCCL ignores a path that it cannot take, and uses its own transport or tuning unnoticed.
 fn check_path(variable: &str, path: &str) -> Result<()> {
     let fix = "choose another folder with --run-dir, or another path of the library";
@@ -150,23 +153,6 @@ impl TuningTable {
         let table = text.parse().with_context(context)?;
         Ok(Self { path: path.to_owned(), text, table })
     }
-}
-
-/// Fails if this is the launch of one rank, which cannot provide the others with the same files.
-pub fn check_one_launch(options: &PartOptions) -> Result<()> {
-    let install = "install the plug-in with `regatta plugin install`".to_owned();
-    let (option, instead) = match (&options.tuner, &options.net_plugin) {
-        (Some(_), _) => ("--tuner", install),
-        (None, Some(NetPlugin::Regatta)) => ("--net-plugin", install),
-        (None, Some(NetPlugin::Path(path))) => {
-            ("--net-plugin", format!("set {NET_VARIABLE}={} for all ranks", path.display()))
-        }
-        (None, None) => return Ok(()),
-    };
-    bail!(
-        "{option} needs one `regatta launch` for the whole job, not one per rank: start it without srun or \
-         mpiexec, or {instead}"
-    )
 }
 
 /// Reads and checks a table; for commands that launch the job later.
@@ -280,13 +266,6 @@ fn missing_rows(table: &Table, job: Communicator) -> Option<String> {
          communicators of all ranks; measure with `regatta bench all --tune FILE --backend nccl` on as many \
          ranks and nodes"
     ))
-}
-
-/// Removes what [`NcclPlugins::prepare`] wrote to a folder in which nothing ran.
-pub fn discard(folder: &RunFolder) {
-    for name in [plugins::TUNER.name, plugins::NET.name, TABLE_NAME] {
-        folder.remove(PLUGINS, name);
-    }
 }
 
 #[cfg(test)]

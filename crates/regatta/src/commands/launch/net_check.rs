@@ -11,17 +11,16 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use regatta_launch::attempt::{AttemptSpec, env_var};
+use regatta_launch::parts::{JobPart, PartError};
 use regatta_launch::run_folder::RunFolder;
-use regatta_launch::worker_group::{JobEvent, RankControl, WorkerGroup};
+use regatta_launch::worker_group::JobEvent;
 use regatta_model::document;
 use regatta_model::result::RunResult;
 use regatta_model::run_folder::{NET_LOGS, NET_REPORT, attempt_folder};
 use regatta_observe::net_log::report::{Level, report};
 use regatta_observe::net_log::{NetLog, NetReport, Requirement, SourceId};
 
-use super::options::PartOptions;
-use super::rank_specs::{AttemptSpec, env_var};
-use super::status_watch::StatusWatch;
 use crate::cli::FAINT;
 use crate::commands::net_log::{self, failed_requirement, render};
 use crate::output;
@@ -92,72 +91,92 @@ enum Update {
     Violated(Box<NetReport>),
 }
 
-/// A running check.
+/// A check of the network of all attempts.
 pub struct NetCheck {
+    requirement: Option<Requirement>,
+    /// Folder of the logs of an attempt, if the network is checked.
+    logs: Option<PathBuf>,
+    running: Option<RunningCheck>,
+}
+
+/// A check of an attempt.
+struct RunningCheck {
     updates: Receiver<Update>,
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<NetReport>>,
+    thread: JoinHandle<NetReport>,
     /// The verdict that was shown.
     shown: Option<String>,
 }
 
-/// Sets the variables of all ranks, whose logs go to a folder; returns whether the network is checked.
-pub fn set_variables(
-    options: &PartOptions,
-    plan: &mut AttemptSpec,
-    logs: &str,
-    attempt: u32,
-) -> Result<bool> {
-    if !options.checks_net() {
-        return Ok(false);
+impl NetCheck {
+    /// A check that fails the job on other networks than the required.
+    pub fn new(requirement: Option<Requirement>) -> Self {
+        Self { requirement, logs: None, running: None }
     }
-    let settings = debug_settings(|name| plan.job.env.get(name));
-    if attempt == 0 {
-        settings.notes.iter().for_each(|note| output::note(&format!("--check-net: {note}")));
-    }
-    match (settings.obstacle, &options.require_net) {
-        (Some(obstacle), Some(_)) => bail!("--require-net cannot check the network: {obstacle}"),
-        (Some(obstacle), None) => {
-            output::note(&format!("--check-net checks nothing: {obstacle}"));
-            return Ok(false);
+
+    /// The variables of all ranks besides the file of each; `None` if nothing can be checked.
+    fn variables(&self, plan: &AttemptSpec) -> Result<Option<Vec<(&'static str, &'static str)>>> {
+        let settings = debug_settings(|name| plan.job.env.get(name));
+        if plan.number == 0 {
+            settings.notes.iter().for_each(|note| output::note(&format!("--check-net: {note}")));
         }
-        (None, _) => {}
-    }
-    for rank in &mut plan.ranks {
-        let file = format!("{logs}/{}", net_log::log_name(rank.spec.rank));
-        let common = settings.set.iter().map(|&(name, value)| (name, value.to_owned()));
-        for (name, value) in common.chain([("NCCL_DEBUG_FILE", file)]) {
-            rank.add_variable(env_var(name, value, "the network is checked (--check-net)"));
+        match (settings.obstacle, &self.requirement) {
+            (Some(obstacle), Some(_)) => {
+                bail!("--require-net cannot check the network: {obstacle}")
+            }
+            (Some(obstacle), None) => {
+                output::note(&format!("--check-net checks nothing: {obstacle}"));
+                Ok(None)
+            }
+            (None, _) => Ok(Some(settings.set)),
         }
     }
-    Ok(true)
 }
 
-impl NetCheck {
-    /// Sets the variables of all ranks and starts to read their logs; `None` if nothing is checked.
-    pub fn prepare(
-        options: &PartOptions,
-        plan: &mut AttemptSpec,
-        folder: &RunFolder,
-        attempt: u32,
-    ) -> Result<Option<Self>> {
-        if !options.checks_net() {
-            return Ok(None);
-        }
-        let path = std::path::absolute(folder.path()).context("path of the run folder")?;
-        let mut logs = path.join(NET_LOGS);
-        logs.extend(attempt_folder(attempt));
+impl JobPart for NetCheck {
+    /// Sets the variables of all ranks, whose logs go to a folder.
+    fn plan(&mut self, plan: &mut AttemptSpec, folder: &Path) -> Result<(), PartError> {
+        let mut logs = folder.join(NET_LOGS);
+        logs.extend(attempt_folder(plan.number));
+        self.logs = None;
+        let Some(common) = self.variables(plan)? else { return Ok(()) };
         let Some(text) = logs.to_str() else {
-            bail!("--check-net needs a run folder whose path is UTF-8: pass --run-dir")
+            return Err("--check-net needs a run folder whose path is UTF-8: pass --run-dir".into());
         };
-        if !set_variables(options, plan, text, attempt)? {
-            return Ok(None);
+        for rank in &mut plan.ranks {
+            let file = format!("{text}/{}", net_log::log_name(rank.spec.rank));
+            let common = common.iter().map(|&(name, value)| (name, value.to_owned()));
+            for (name, value) in common.chain([("NCCL_DEBUG_FILE", file)]) {
+                rank.add_variable(env_var(name, value, "the network is checked (--check-net)"));
+            }
         }
-        std::fs::create_dir_all(&logs)
-            .with_context(|| format!("cannot create {}", logs.display()))?;
-        Ok(Some(Self::spawn(&logs, plan.ranks.len(), options.require_net.clone())?))
+        self.logs = Some(logs);
+        Ok(())
     }
 
+    /// Starts to read the logs.
+    fn start(&mut self, plan: &AttemptSpec, _: &RunFolder) -> Result<(), PartError> {
+        if let Some(logs) = &self.logs {
+            std::fs::create_dir_all(logs)
+                .with_context(|| format!("cannot create {}", logs.display()))?;
+            let ranks = plan.ranks.len();
+            self.running = Some(RunningCheck::spawn(logs, ranks, self.requirement.clone())?);
+        }
+        Ok(())
+    }
+
+    fn next_event(&mut self, _: bool) -> Option<JobEvent> {
+        self.running.as_mut()?.event()
+    }
+
+    fn conclude(&mut self, folder: &RunFolder, result: &mut RunResult) {
+        if let Some(check) = self.running.take() {
+            check.finish(folder, result);
+        }
+    }
+}
+
+impl RunningCheck {
     fn spawn(logs: &Path, ranks: usize, requirement: Option<Requirement>) -> Result<Self> {
         let (sender, updates) = mpsc::channel();
         let stop = Arc::new(AtomicBool::new(false));
@@ -165,7 +184,7 @@ impl NetCheck {
         let stopped = Arc::clone(&stop);
         let thread = std::thread::Builder::new().name("net-check".to_owned());
         let thread = thread.spawn(move || reader.run(&stopped)).context("start a thread")?;
-        Ok(Self { updates, stop, thread: Some(thread), shown: None })
+        Ok(Self { updates, stop, thread, shown: None })
     }
 
     /// The next event for the job.
@@ -182,9 +201,9 @@ impl NetCheck {
 
     /// Stops reading, writes the report to the run folder and prints it, unless it has been shown. A job
     /// that succeeded without proof of the required network fails.
-    pub fn finish(mut self, folder: &RunFolder, result: &mut RunResult) {
+    fn finish(self, folder: &RunFolder, result: &mut RunResult) {
         self.stop.store(true, Ordering::Relaxed);
-        let Some(Ok(report)) = self.thread.take().map(JoinHandle::join) else { return };
+        let Ok(report) = self.thread.join() else { return };
         let json = document::to_json(&report);
         match json
             .map_err(anyhow::Error::from)
@@ -317,35 +336,6 @@ fn read_from(path: &Path, offset: u64, chunk: &mut [u8]) -> std::io::Result<usiz
     let mut file = File::open(path)?;
     file.seek(SeekFrom::Start(offset))?;
     file.read(chunk)
-}
-
-/// The ranks of an attempt, with the events of a check and of the ranks' collectives.
-pub struct CheckedWorkers<'a> {
-    pub workers: &'a mut dyn WorkerGroup,
-    pub check: Option<&'a mut NetCheck>,
-    pub watch: Option<&'a mut StatusWatch>,
-}
-
-impl WorkerGroup for CheckedWorkers<'_> {
-    fn next(&mut self, timeout: Duration, output_paused: bool) -> Option<JobEvent> {
-        let checked = self.check.as_mut().and_then(|check| check.event());
-        let watched = || self.watch.as_mut().and_then(|watch| watch.event(output_paused));
-        if let Some(event) = checked.or_else(watched) {
-            return Some(event);
-        }
-        let event = self.workers.next(timeout, output_paused)?;
-        if let Some(watch) = &mut self.watch {
-            watch.on_event(&event);
-        }
-        Some(event)
-    }
-
-    fn control(&mut self, control: RankControl) {
-        if let Some(watch) = &mut self.watch {
-            watch.on_control(control);
-        }
-        self.workers.control(control);
-    }
 }
 
 #[cfg(test)]

@@ -1,14 +1,18 @@
 //! The options of `regatta launch` as a job, its parts, and what is shown.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use regatta_events::record::settings::Level;
 use regatta_launch::config::{AgentOptions, JobConfig, JobSource, Workload};
+use regatta_launch::parts::JobParts;
 use regatta_launch::wrap::Wrap;
 use regatta_observe::net_log::Requirement;
 
+use super::nccl_plugins::{NET_VARIABLE, NcclPlugins};
+use super::net_check::NetCheck;
+use super::profile::Profile;
 use crate::cli::LaunchArgs;
 use crate::options::NetPlugin;
 
@@ -41,9 +45,41 @@ pub struct PartOptions {
 }
 
 impl PartOptions {
-    /// Whether there is a network to check.
-    pub fn checks_net(&self) -> bool {
-        self.check_net || self.require_net.is_some()
+    /// The parts of a job; files of the options are checked.
+    pub fn load(&self, config: &JobConfig, is_live: bool) -> Result<JobParts<'static>> {
+        let mut parts: JobParts<'_> = Vec::new();
+        if self.check_net || self.require_net.is_some() {
+            parts.push(Box::new(NetCheck::new(self.require_net.clone())));
+        }
+        if let Some(level) = self.profile {
+            parts.push(Box::new(Profile::new(level, config.hang_timeout)));
+        }
+        let (tuner, net) = (self.tuner.as_deref(), self.net_plugin.as_ref());
+        if tuner.is_some() || net.is_some() {
+            parts.push(Box::new(NcclPlugins::load(tuner, net, is_live)?));
+        }
+        Ok(parts)
+    }
+
+    /// Fails if a part needs one launch for the whole job: this is that of one rank.
+    pub fn check_one_launch(&self) -> Result<()> {
+        let install = || "install the plug-in with `regatta plugin install`".to_owned();
+        let set = |path: &Path| format!("set {NET_VARIABLE}={} for all ranks", path.display());
+        let (option, instead) = match (&self.profile, &self.tuner, &self.net_plugin) {
+            _ if self.check_net || self.require_net.is_some() => {
+                let log = "set NCCL_DEBUG=INFO and read the log with `regatta net-log`".to_owned();
+                ("--check-net and --require-net need", log)
+            }
+            (Some(_), ..) => ("--profile needs", install()),
+            (_, Some(_), _) => ("--tuner needs", install()),
+            (.., Some(NetPlugin::Regatta)) => ("--net-plugin needs", install()),
+            (.., Some(NetPlugin::Path(path))) => ("--net-plugin needs", set(path)),
+            (None, None, None) => return Ok(()),
+        };
+        bail!(
+            "{option} one `regatta launch` for the whole job, not one per rank: start it without srun or \
+             mpiexec, or {instead}"
+        )
     }
 }
 

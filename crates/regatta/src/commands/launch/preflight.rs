@@ -7,12 +7,13 @@ use regatta_doctor::{Diagnosis, Verdict, judge};
 use regatta_launch::node_pool::{NodePool, PoolUpdate};
 use regatta_model::hostlist;
 
-use super::{node_pool, report};
+use super::report;
 use crate::commands::doctor;
 use crate::commands::doctor::nodes::{Tests, examine};
-use crate::discovery::Discovery;
 use crate::output;
 use regatta_launch::config::JobConfig;
+use regatta_launch::discovery::Discovery;
+use regatta_launch::driver::node_pool;
 
 /// Checks all nodes of the job, spares included. On return the job consists of good nodes only.
 pub fn run(config: &mut JobConfig, discovery: &mut Discovery) -> Result<()> {
@@ -29,9 +30,9 @@ pub fn run(config: &mut JobConfig, discovery: &mut Discovery) -> Result<()> {
     let diagnosis = judge(&facts, &skip);
     // Standard output belongs to the job.
     output::eprint(&doctor::render(&diagnosis, false));
-    let hosts: Vec<String> = discovery.allocation.nodes.iter().map(|n| n.host.clone()).collect();
+    let hosts = discovery.hosts();
     let (pool, update) = good_nodes(pool, &hosts, &diagnosis)?;
-    report::print_restart_decision(&update, &hosts);
+    output::eprint(&report::nodes_changed(&update, &hosts));
     apply(&pool, config, discovery);
     Ok(())
 }

@@ -2,21 +2,22 @@
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use regatta_events::file;
 use regatta_events::record::settings::{FOLDER_VARIABLE, LEVEL_VARIABLE, Level};
+use regatta_launch::attempt::{AttemptSpec, env_var};
+use regatta_launch::parts::{JobPart, PartError};
 use regatta_launch::process::RankSpec;
 use regatta_launch::run_folder::RunFolder;
+use regatta_launch::worker_group::{JobEvent, RankControl};
 use regatta_model::result::{RunResult, StalledOperation};
 use regatta_model::run_folder::COMMS;
 use regatta_observe::comms_status::{Finding, Role};
 
-use super::options::PartOptions;
-use super::rank_specs::{AttemptSpec, env_var};
 use super::status_watch::StatusWatch;
 use crate::cli::FAINT;
 use crate::options::LEVELS;
@@ -34,25 +35,79 @@ pub fn level_name(level: Level) -> &'static str {
     LEVELS.iter().find(|(_, value, _)| *value == level).map_or("", |(name, ..)| name)
 }
 
-/// Sets the variables of all ranks, for a folder of event files that has the plug-in, too.
-pub fn set_variables(options: &PartOptions, plan: &mut AttemptSpec, folder: PathBuf) -> Result<()> {
-    let Some(level) = options.profile else { return Ok(()) };
-    let library = folder.join(plugins::PROFILER.name);
-    let [Some(folder), Some(library)] = [folder.to_str(), library.to_str()] else {
-        bail!("--profile needs a run folder whose path is UTF-8: pass --run-dir")
-    };
-    let variables = [
-        (PLUGIN_VARIABLE, library),
-        (FOLDER_VARIABLE, folder),
-        (LEVEL_VARIABLE, level_name(level)),
-    ];
-    for (name, value) in variables {
-        check_user_value(name, plan.job.env.get(name), value)?;
-        for rank in &mut plan.ranks {
-            rank.add_variable(env_var(name, value, "collectives are recorded (--profile)"));
+/// The profile of all attempts.
+pub struct Profile {
+    level: Level,
+    /// A stall of this long is a hang.
+    hang_after: Option<Duration>,
+    watch: Option<StatusWatch>,
+}
+
+impl Profile {
+    pub fn new(level: Level, hang_after: Option<Duration>) -> Self {
+        Self { level, hang_after, watch: None }
+    }
+}
+
+impl JobPart for Profile {
+    /// Sets the variables of all ranks, for a folder of event files that has the plug-in, too.
+    fn plan(&mut self, plan: &mut AttemptSpec, folder: &Path) -> Result<(), PartError> {
+        let folder = folder.join(COMMS);
+        let library = folder.join(plugins::PROFILER.name);
+        let [Some(folder), Some(library)] = [folder.to_str(), library.to_str()] else {
+            return Err("--profile needs a run folder whose path is UTF-8: pass --run-dir".into());
+        };
+        let variables = [
+            (PLUGIN_VARIABLE, library),
+            (FOLDER_VARIABLE, folder),
+            (LEVEL_VARIABLE, level_name(self.level)),
+        ];
+        for (name, value) in variables {
+            check_user_value(name, plan.job.env.get(name), value)?;
+            for rank in &mut plan.ranks {
+                rank.add_variable(env_var(name, value, "collectives are recorded (--profile)"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the plug-in to the run folder, and starts to read the status of the ranks.
+    fn start(&mut self, plan: &AttemptSpec, folder: &RunFolder) -> Result<(), PartError> {
+        let path = folder.path().join(COMMS);
+        plugins::PROFILER.install(&path)?;
+        self.watch = Some(StatusWatch::start(path, plan.hosts(), self.hang_after)?);
+        Ok(())
+    }
+
+    fn next_event(&mut self, output_paused: bool) -> Option<JobEvent> {
+        self.watch.as_mut()?.event(output_paused)
+    }
+
+    fn on_event(&mut self, event: &JobEvent) {
+        self.watch.iter_mut().for_each(|watch| watch.on_event(event));
+    }
+
+    fn on_control(&mut self, control: RankControl) {
+        self.watch.iter_mut().for_each(|watch| watch.on_control(control));
+    }
+
+    fn finish(&mut self, folder: &RunFolder, result: &mut RunResult) {
+        if let Some(watch) = self.watch.take() {
+            finish(&watch, folder, result);
         }
     }
-    Ok(())
+
+    /// Prints the command that shows what was recorded.
+    fn conclude(&mut self, folder: &RunFolder, _: &mut RunResult) {
+        if has_events(folder) {
+            let path = crate::shell::quote(&folder.path().to_string_lossy());
+            output::eprint(&format!("{FAINT}collectives: regatta comms {path}{FAINT:#}\n"));
+        }
+    }
+
+    fn discard(&mut self, folder: &RunFolder) {
+        folder.remove(COMMS, plugins::PROFILER.name);
+    }
 }
 
 /// A value of the user that contradicts the option is an error: one of them would be ignored. The level
@@ -64,23 +119,6 @@ fn check_user_value(name: &str, user: Option<&str>, value: &str) -> Result<()> {
         }
         _ => Ok(()),
     }
-}
-
-/// Writes the plug-in to the run folder, sets the variables of all ranks, and starts to read their
-/// status; `None` without the option.
-pub fn prepare(
-    options: &PartOptions,
-    plan: &mut AttemptSpec,
-    folder: &RunFolder,
-    hang_after: Option<Duration>,
-) -> Result<Option<StatusWatch>> {
-    if options.profile.is_none() {
-        return Ok(None);
-    }
-    let path = std::path::absolute(folder.path()).context("path of the run folder")?.join(COMMS);
-    set_variables(options, plan, path.clone())?;
-    plugins::PROFILER.install(&path)?;
-    StatusWatch::start(path, plan.hosts(), hang_after).map(Some)
 }
 
 /// Adapts the ranks of a node that does not see the run folder: their events go to a folder of the node.
@@ -129,7 +167,7 @@ fn node_folder() -> Result<PathBuf, String> {
 
 /// Adds the operations that did not complete to the result of a job that failed, and a note if nothing
 /// was recorded.
-pub fn finish(watch: StatusWatch, folder: &RunFolder, result: &mut RunResult) {
+fn finish(watch: &StatusWatch, folder: &RunFolder, result: &mut RunResult) {
     if result.exit_code != 0 && !result.is_stopped_early() {
         let findings = watch.judge(result.hang.is_some());
         result.collectives = findings.into_iter().take(MAX_OPERATIONS).map(operation).collect();
@@ -151,19 +189,6 @@ fn operation(finding: Finding) -> StalledOperation {
         seconds: finding.age as f64 / 1e9,
         is_consequence: finding.role == Role::Consequence,
     }
-}
-
-/// Prints the command that shows what was recorded.
-pub fn print_hint(options: &PartOptions, folder: &RunFolder) {
-    if options.profile.is_some() && has_events(folder) {
-        let path = crate::shell::quote(&folder.path().to_string_lossy());
-        output::eprint(&format!("{FAINT}collectives: regatta comms {path}{FAINT:#}\n"));
-    }
-}
-
-/// Removes what [`prepare`] wrote to a folder in which nothing ran.
-pub fn discard(folder: &RunFolder) {
-    folder.remove(COMMS, plugins::PROFILER.name);
 }
 
 fn has_events(folder: &RunFolder) -> bool {

@@ -1,76 +1,51 @@
-//! Messages of `regatta launch`, and the files it writes to the run folder.
+//! Messages of `regatta launch`.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
 use anstream::adapter::strip_str;
-use anyhow::Result;
+use regatta_launch::attempt::AttemptSpec;
 use regatta_launch::node_pool::{NodeChange, PoolUpdate};
-use regatta_launch::run_folder::RunFolder;
+use regatta_launch::status::JobStatus;
 use regatta_model::result::{RunResult, StalledOperation};
-use regatta_model::run_folder::{self, machine_name};
 use regatta_model::units::pluralize;
-use regatta_model::{CpuSet, MemoryPolicy, document, hostlist};
+use regatta_model::{CpuSet, hostlist, run_folder};
 
-use super::rank_specs::AttemptSpec;
-use crate::cli::{ERROR, FAINT, HEADING, WARNING};
+use crate::cli::{ERROR, FAINT, WARNING};
 use crate::output::{self, Stream};
-use crate::shell::{quote, quote_words};
 
 /// Causes of a hang that are printed.
 const MAX_CAUSES: usize = 8;
 
-/// Writes machine, placement and environment to the run folder.
-pub fn write_plan(folder: &RunFolder, launch: &AttemptSpec) -> Result<()> {
-    let plan = &launch.job;
-    for (i, machine) in plan.machines.iter().enumerate() {
-        folder.write(&machine_name(i), &document::to_json(machine)?)?;
-    }
-    folder.write(run_folder::PLACEMENT, &document::to_json(&plan.placement)?)?;
-    let environment = serde_json::to_string_pretty(&launch.environment())?;
-    Ok(folder.write(run_folder::ENVIRONMENT, &environment)?)
-}
-
-/// Command, binding and environment of each rank, for `--dry-run`.
-pub fn describe(plan: &AttemptSpec) -> String {
-    let mut text = String::new();
-    for rank in &plan.ranks {
-        let Some((_, node, placed)) = plan.job.placement.find_rank(rank.spec.rank) else {
-            continue;
-        };
-        text.push_str(&format!("{HEADING}rank {} on {}{HEADING:#}\n", rank.spec.rank, node.host));
-        text.push_str(&format!("  command  {}\n", quote_words(&rank.spec.command)));
-        let line = |name: &str, what: &str, why: &str| {
-            format!("  {name:<8} {what}  {FAINT}{why}{FAINT:#}\n")
-        };
-        text.push_str(&line("cpus", &placed.cpus.to_string(), &placed.reasons.cpus));
-        text.push_str(&line("memory", &memory_policy(&placed.memory), &placed.reasons.memory));
-        for env in &rank.variables {
-            let value = env.value.as_deref().map_or("(unset)".to_owned(), quote);
-            text.push_str(&line("env", &format!("{}={value}", env.variable), &env.why));
+/// The text of a status that has no other effect; empty for all others.
+pub fn status_text(status: &JobStatus<'_>) -> String {
+    match status {
+        JobStatus::Note(text) => format!("{WARNING}note:{WARNING:#} {text}\n"),
+        JobStatus::WaitingForAgents { missing, nodes } => {
+            let (count, all) = (missing.len(), pluralize(*nodes, "node"));
+            let names = hostlist::compress(missing);
+            format!("{FAINT}waiting for agents on {count} of {all}: {names}{FAINT:#}\n")
         }
+        JobStatus::AgentsKilled { hosts } => format!(
+            "{WARNING}note:{WARNING:#} the command that started the agents on {} did not exit with the job \
+             and was killed; check for leftover `regatta agent` processes there\n",
+            hostlist::compress(hosts)
+        ),
+        JobStatus::NodesChanged { update, hosts } => nodes_changed(update, hosts),
+        JobStatus::Restarting { restart, max, delay } => restarting(*restart, *max, *delay),
+        JobStatus::Fencing { hosts, remaining } => fencing(hosts, *remaining),
+        _ => String::new(),
     }
-    text
 }
 
-fn memory_policy(policy: &MemoryPolicy) -> String {
-    let list = |nodes: &[u32]| nodes.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
-    match policy {
-        MemoryPolicy::Prefer(nodes) => format!("prefer NUMA {}", list(nodes)),
-        MemoryPolicy::Bind(nodes) => format!("bind to NUMA {}", list(nodes)),
-        MemoryPolicy::Default => "default".to_owned(),
-    }
-}
-
-/// Prints what is being launched.
-pub fn print_start(plan: &AttemptSpec, folder: &RunFolder) {
+/// What is being launched.
+pub fn started(plan: &AttemptSpec, folder: &Path) -> String {
     let nodes = &plan.job.placement.nodes;
     let hosts: Vec<&str> = nodes.iter().map(|node| node.host.as_str()).collect();
     let ranks = pluralize(plan.ranks.len(), "rank");
-    let (hosts, folder) = (hostlist::compress(&hosts), folder.path().display());
-    output::eprint(&format!(
-        "{FAINT}launching {ranks} on {hosts}; run folder: {folder}{FAINT:#}\n"
-    ));
+    let (hosts, folder) = (hostlist::compress(&hosts), folder.display());
+    format!("{FAINT}launching {ranks} on {hosts}; run folder: {folder}{FAINT:#}\n")
 }
 
 /// What a termination signal does to the ranks.
@@ -103,13 +78,12 @@ pub fn is_error(line: &str) -> bool {
 /// or repeat.
 pub fn print_result(
     result: &RunResult,
-    folder: &RunFolder,
+    folder: &Path,
     caller_prints_run_dir: bool,
     withheld: &str,
 ) {
     let notes = result.notes.iter().map(|n| format!("{WARNING}note:{WARNING:#} {n}\n"));
     let mut text: String = notes.collect();
-    let folder = folder.path();
     let mut last_lines = result.failure.as_ref().map_or(&[][..], |failure| &failure.last_lines);
     match last_lines.iter().rposition(|line| is_error(line)) {
         // The lines before have been shown.
@@ -169,26 +143,25 @@ fn states(ranks: &BTreeMap<u32, String>) -> String {
     by_state.iter().map(line).collect()
 }
 
-/// Prints when the job is restarted.
-pub fn print_restart(restart: u32, max: u32, delay: Duration) {
+/// When the job is restarted.
+fn restarting(restart: u32, max: u32, delay: Duration) -> String {
     let delay = match delay.as_secs() {
         0 => String::new(),
         seconds => format!(" in {seconds} s"),
     };
-    output::eprint(&format!("restarting all ranks{delay}: restart {restart} of {max}\n"));
+    format!("restarting all ranks{delay}: restart {restart} of {max}\n")
 }
 
-/// Prints which lost nodes a restart waits for.
-pub fn print_fence(nodes: &[usize], hosts: &[String], remaining: Duration) {
-    let names: Vec<&str> = nodes.iter().filter_map(|&n| hosts.get(n).map(String::as_str)).collect();
-    let (names, seconds) = (hostlist::compress(&names), remaining.as_secs() + 1);
-    output::eprint(&format!(
+/// Which lost nodes a restart waits for.
+fn fencing(hosts: &[&str], remaining: Duration) -> String {
+    let (names, seconds) = (hostlist::compress(hosts), remaining.as_secs() + 1);
+    format!(
         "{FAINT}waiting up to {seconds} s until the agent of {names} has killed its ranks{FAINT:#}\n"
-    ));
+    )
 }
 
-/// Prints which nodes are replaced or dropped, or why the job is not restarted.
-pub fn print_restart_decision(decision: &PoolUpdate, hosts: &[String]) {
+/// Which nodes are replaced or dropped, or why the job is not restarted.
+pub fn nodes_changed(update: &PoolUpdate, hosts: &[String]) -> String {
     let name = |node: &usize| hosts.get(*node).map_or("?", String::as_str);
     let change_line = |change: &NodeChange| match change {
         NodeChange::Replaced { failed, spare } => {
@@ -198,14 +171,10 @@ pub fn print_restart_decision(decision: &PoolUpdate, hosts: &[String]) {
             format!("{} failed: continuing without it\n", name(failed))
         }
     };
-    match decision {
-        PoolUpdate::Unchanged => {}
-        PoolUpdate::GiveUp(why) => {
-            output::eprint(&format!("{ERROR}not restarting: {why}{ERROR:#}\n"));
-        }
-        PoolUpdate::Changed(changes) => {
-            output::eprint(&changes.iter().map(change_line).collect::<String>());
-        }
+    match update {
+        PoolUpdate::Unchanged => String::new(),
+        PoolUpdate::GiveUp(why) => format!("{ERROR}not restarting: {why}{ERROR:#}\n"),
+        PoolUpdate::Changed(changes) => changes.iter().map(change_line).collect(),
     }
 }
 

@@ -11,9 +11,9 @@ use regatta_place::gpu_visibility;
 use serde::Serialize;
 
 use crate::cli::{ERROR, FAINT, GOOD, MapArgs};
-use crate::discovery::PlacedJob;
 use crate::output;
 use crate::system;
+use regatta_launch::discovery::PlacedJob;
 
 #[derive(Serialize)]
 struct CheckReport {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
+use regatta_launch::rank_env;
 use regatta_model::machine::HugePages;
 use regatta_model::units::{format_bytes, pluralize};
 use regatta_model::{
@@ -17,9 +18,9 @@ use regatta_place::launcher_options::launcher_options;
 use serde::Serialize;
 
 use crate::cli::{HEADING, MapArgs};
-use crate::discovery::PlacedJob;
 use crate::draw::{self, TerminalOptions};
-use crate::{env, output};
+use crate::output;
+use regatta_launch::discovery::PlacedJob;
 use regatta_model::text_table::table;
 
 /// Runs the command.
@@ -49,7 +50,7 @@ pub fn run(args: &MapArgs) -> Result<ExitCode> {
         write_document(path, &draw::svg(machine, layout, &title)).context("--svg")?;
     }
     if let Some(launcher) = args.format {
-        let required = env::required_options(&plan, launcher);
+        let required = rank_env::required_options(&plan, launcher);
         let (text, warnings) = launcher_options(&plan.placement, launcher, &required);
         output::print(&text)?;
         // GPU visibility is not part of the binding options.

@@ -10,7 +10,7 @@ use regatta_launch::config::JobSource;
 use regatta_place::batch::BatchScheduler;
 use regatta_place::site_profile::{Profile, SiteEvidence};
 
-use crate::discovery::{Discovery, site_profiles};
+use regatta_launch::discovery::{Discovery, site_profiles};
 
 /// Limit on the query of Slurm's cluster name.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(10);

@@ -18,15 +18,15 @@ use crate::commands::rank_worker::RankTask;
 use crate::commands::self_launch::{
     LaunchRequest, has_rank_count, local_rank_count, note_oversubscription, set_request,
 };
-use crate::discovery::Discovery;
 use crate::output;
+use regatta_launch::discovery::Discovery;
 
 /// Launches the ranks.
 pub fn run(mut task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
     let config = task.config()?;
     let (smoke, run_dir) = (task.smoke, task.run_dir());
     let mut launch = launch_request(args, &config, PathBuf::new()).options()?;
-    let discovery = launch::discover(&launch.job)?;
+    let discovery = Discovery::of_job(&launch.job)?;
     // A rank that a scheduler started must not take another rank of its job for another job.
     if let Some(run_dir) = run_dir.as_ref().filter(|_| discovery.allocation.this_rank.is_none()) {
         run_folder::check_not_in_use(run_dir)?;
@@ -54,12 +54,12 @@ pub fn run(mut task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
     set_request(&mut launch.job, &discovery, RankTask::Train(task))?;
     if !smoke {
         let mut reporter = ProgressReporter::of_launcher(args.json, &run_dir.unwrap_or(folder));
-        let code = launch::launch(&launch, discovery, Some(&mut reporter))?;
+        let code = launch::launch(&launch, discovery, Some(&mut reporter), Vec::new())?;
         reporter.resume_hint().iter().for_each(|hint| output::note(hint));
         return Ok(code);
     }
     let mut reporter = SmokeReporter::new(ReportingProcess::Parent, args.json);
-    let code = launch::launch(&launch, discovery, Some(&mut reporter))?;
+    let code = launch::launch(&launch, discovery, Some(&mut reporter), Vec::new())?;
     reporter.finish()?;
     Ok(code)
 }
@@ -83,7 +83,7 @@ pub fn planned_ranks(config: &Config, args: &TrainArgs) -> Result<usize> {
     if let Some(ranks) = launch.job.placement.job.ranks {
         return Ok(ranks as usize);
     }
-    let discovery = launch::discover(&launch.job)?;
+    let discovery = Discovery::of_job(&launch.job)?;
     let of_layout = || ranks_of_layout(config, &discovery);
     if let Some(ranks) = (!has_rank_count(&launch.job)).then(of_layout).flatten() {
         return Ok(ranks as usize);
@@ -94,7 +94,7 @@ pub fn planned_ranks(config: &Config, args: &TrainArgs) -> Result<usize> {
 /// Memory of the smallest GPU of the machines to train on, if known.
 pub fn gpu_memory(config: &Config, args: &TrainArgs) -> Result<Option<u64>> {
     let launch = launch_request(args, config, PathBuf::new()).options()?;
-    let discovery = launch::discover(&launch.job)?;
+    let discovery = Discovery::of_job(&launch.job)?;
     let gpus = discovery.machines.iter().flat_map(|machine| &machine.gpus);
     Ok(gpus.filter_map(|gpu| gpu.memory_bytes).min())
 }

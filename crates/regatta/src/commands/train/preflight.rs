@@ -12,8 +12,8 @@ use regatta_train::data::{self, DataDirs, Sampler};
 
 use super::rank::data_spec;
 use crate::commands::compute_device;
-use crate::discovery::Discovery;
 use crate::system::memory_limits;
+use regatta_launch::discovery::Discovery;
 
 /// Checks the configuration as far as this process can: completely for ranks on this node, without
 /// data and memory for ranks on others.

@@ -2,12 +2,8 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
-use regatta_launch::cache_dir;
-use regatta_launch::config::RankEnvOptions;
 use regatta_model::allocation::UNKNOWN_HOST;
 use regatta_model::hostlist::short_hostname;
-use regatta_model::units::pluralize;
 use regatta_model::{GpuVisibility, Launcher, Machine, Scheduler};
 use regatta_place::environment::{
     CacheDir, EnvContext, EnvVar, Framework, Rendezvous, environment,
@@ -17,19 +13,21 @@ use regatta_place::launcher_options::{self, LauncherSyntax, RequiredOption};
 use regatta_place::rendezvous::{self, Candidate};
 use regatta_place::site_profile::{JobContext, Profile, SiteSetting};
 
+use crate::config::RankEnvOptions;
 use crate::discovery::{Discovery, PlacedJob};
-use crate::output;
-use crate::system;
+use crate::error::{LaunchError, Result};
+use crate::{cache_dir, host, port};
 
 /// The environment of a rank, without the variables that the user excluded, and with the values that
-/// the user has set.
+/// the user has set. Notes of rank 0 about those go to `notes`.
 pub fn rank_env(
     plan: &PlacedJob,
     args: &RankEnvOptions,
     rendezvous: &Rendezvous,
     rank: u32,
+    notes: &mut Vec<String>,
 ) -> Result<Vec<EnvVar>> {
-    env_where(plan, args, rendezvous, rank, &|_| true)
+    env_where(plan, args, rendezvous, rank, &|_| true, notes)
 }
 
 /// The variables that all ranks of a job have, for its script.
@@ -37,12 +35,13 @@ pub fn job_env(
     plan: &PlacedJob,
     args: &RankEnvOptions,
     rendezvous: &Rendezvous,
+    notes: &mut Vec<String>,
 ) -> Result<Vec<EnvVar>> {
     let own_devices = plan.job.visibility == GpuVisibility::Own;
     let is_device_list =
         |name: &str| name.ends_with("_VISIBLE_DEVICES") || name == "ZE_AFFINITY_MASK";
     let is_common = |name: &str| !(is_rank_specific(name) || own_devices && is_device_list(name));
-    env_where(plan, args, rendezvous, 0, &is_common)
+    env_where(plan, args, rendezvous, 0, &is_common, notes)
 }
 
 fn env_where(
@@ -51,6 +50,7 @@ fn env_where(
     rendezvous: &Rendezvous,
     rank: u32,
     is_wanted: &dyn Fn(&str) -> bool,
+    notes: &mut Vec<String>,
 ) -> Result<Vec<EnvVar>> {
     let mut variables = full_rank_env(plan, args, rendezvous, rank)?;
     let excluded = |name: &String| args.without.contains(name) || args.inherit.contains(name);
@@ -60,16 +60,14 @@ fn env_where(
     let kept = inherited.keep(&mut variables);
     // Once for the job, not by each of its ranks.
     if rank == 0 {
-        kept.iter().for_each(note_kept);
+        notes.extend(kept.iter().map(note_of_kept));
     }
     variables.push(own_variables(&variables, &inherited));
     Ok(variables)
 }
 
-fn note_kept(KeptVariable { variable, value, planned }: &KeptVariable) {
-    output::note(&format!(
-        "{variable}={value} is already set and kept; unset {variable} to get {planned}"
-    ));
+fn note_of_kept(KeptVariable { variable, value, planned }: &KeptVariable) -> String {
+    format!("{variable}={value} is already set and kept; unset {variable} to get {planned}")
 }
 
 /// A variable of this process. torchrun sets OMP_NUM_THREADS=1 if the user has not set it.
@@ -94,14 +92,8 @@ pub fn check_identity(plan: &PlacedJob, planned: &[EnvVar]) -> Result<()> {
     let Some(KeptVariable { variable, value, planned }) = inherited.contradiction(planned) else {
         return Ok(());
     };
-    let ranks = pluralize(plan.placement.ranks as usize, "rank");
-    bail!(
-        "{variable}={value}, set by {}, contradicts the plan, which has {variable}={planned} in a \
-         job of {ranks}; unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE if they are left \
-         over, else start the ranks with one launcher only, or describe the job with --hostfile, \
-         --ranks-per-node and --rank",
-        foreign_launcher(&inherited)
-    )
+    let (ranks, launcher) = (plan.placement.ranks, foreign_launcher(&inherited));
+    Err(LaunchError::Identity { variable, value, planned, ranks, launcher })
 }
 
 /// Fails if this process is one of several ranks of another launcher: each of them would launch a job
@@ -110,12 +102,7 @@ pub fn check_is_no_rank(plan: &PlacedJob) -> Result<()> {
     let variable = |name: &str| inherited_value(plan, name);
     let inherited = InheritedEnv { variable: &variable };
     let Some((rank, size)) = inherited.foreign_rank() else { return Ok(()) };
-    bail!(
-        "this process is rank {rank} of {size} already (RANK and WORLD_SIZE, set by {}), and each of \
-         these ranks would launch a job of its own; unset RANK WORLD_SIZE LOCAL_RANK \
-         LOCAL_WORLD_SIZE if they are left over, else start the ranks with one launcher only",
-        foreign_launcher(&inherited)
-    )
+    Err(LaunchError::IsRank { rank, size, launcher: foreign_launcher(&inherited) })
 }
 
 /// The launcher that has set the variables of a rank, as far as its other variables tell.
@@ -142,7 +129,7 @@ fn full_rank_env(
     let framework = args.framework;
     let Some((_, node, _)) = plan.placement.find_rank(rank) else {
         let last = plan.placement.ranks.saturating_sub(1);
-        bail!("rank {rank} is out of range: the job has ranks 0 to {last}");
+        return Err(LaunchError::NoRank { option: "rank", rank, last });
     };
     let machine = plan.machine(node);
     let CacheFolder { path, why, in_memory } = cache_folder(plan);
@@ -169,17 +156,16 @@ fn jax_detects_launcher(plan: &PlacedJob) -> bool {
     }
 }
 
-/// Notes the variables of `--without` that would not be set anyway.
-pub fn note_unset_names(
+/// Notes about the variables of `--without` that would not be set anyway.
+pub fn notes_of_unset_names(
     plan: &PlacedJob,
     args: &RankEnvOptions,
     rendezvous: &Rendezvous,
-) -> Result<()> {
+) -> Result<Vec<String>> {
     let variables = full_rank_env(plan, args, rendezvous, 0)?;
-    for name in args.without.iter().filter(|n| !variables.iter().any(|v| v.variable == **n)) {
-        output::note(&format!("--without {name} has no effect: regatta does not set {name}"));
-    }
-    Ok(())
+    let is_unset = |name: &&String| !variables.iter().any(|v| v.variable == **name);
+    let note = |name| format!("--without {name} has no effect: regatta does not set {name}");
+    Ok(args.without.iter().filter(is_unset).map(note).collect())
 }
 
 /// The launcher options that the site's settings need to take effect.
@@ -210,15 +196,16 @@ pub fn agent_step_options(
     launcher_options::required_options(&settings, launcher)
 }
 
-/// Notes that a job of one node gets no network settings, if the site has any.
-pub fn note_single_node(plan: &PlacedJob, args: &RankEnvOptions) {
+/// A note that a job of one node gets no network settings, if the site has any.
+pub fn note_of_single_node(plan: &PlacedJob, args: &RankEnvOptions) -> Option<String> {
     let settings = |nodes| settings(plan, &plan.machines[0], args.framework, nodes).len();
-    if plan.placement.nodes.len() == 1 && settings(2) > settings(1) {
-        let title = &plan.site.profile.title;
-        output::note(&format!(
+    let has_fewer = plan.placement.nodes.len() == 1 && settings(2) > settings(1);
+    let title = &plan.site.profile.title;
+    has_fewer.then(|| {
+        format!(
             "the job has one node: the network settings of {title} apply from two nodes on (-N 2)"
-        ));
-    }
+        )
+    })
 }
 
 fn settings(plan: &PlacedJob, machine: &Machine, framework: Framework, nodes: u32) -> Vec<EnvVar> {
@@ -233,21 +220,21 @@ fn settings(plan: &PlacedJob, machine: &Machine, framework: Framework, nodes: u3
 
 /// Creates the directory of a rank's code caches, if this is the rank's node. Where another user may
 /// have prepared it, this process gets a directory of its own: the ranks of a node cannot agree on a
-/// name that other users cannot predict.
-pub fn secure_cache_dir(plan: &PlacedJob, rank: u32, variables: &mut [EnvVar]) {
+/// name that other users cannot predict. Returns a warning then.
+pub fn secure_cache_dir(plan: &PlacedJob, rank: u32, variables: &mut [EnvVar]) -> Option<String> {
     let node = plan.placement.find_rank(rank).map(|(node, ..)| node);
     if !plan.machines[0].is_live() || node.is_none() || node != plan.this_node() {
-        return;
+        return None;
     }
     let values = variables.iter_mut().map(|variable| &mut variable.value);
-    if let Some(warning) = cache_dir::secure(&cache_folder(plan).path, values) {
-        output::note(&warning);
-    }
+    cache_dir::secure(&cache_folder(plan).path, values)
 }
 
 /// A node-local folder for caches.
 pub struct CacheFolder {
+    /// Its path.
     pub path: String,
+    /// Why it is this one.
     pub why: &'static str,
     /// Whether it is in memory.
     pub in_memory: bool,
@@ -266,10 +253,10 @@ pub fn cache_folder(plan: &PlacedJob) -> CacheFolder {
         None => (temporary.to_owned(), "node-local"),
     };
     let in_memory = node_local.is_in_memory(&base, plan.env.as_map())
-        || (plan.machines[0].is_live() && system::is_in_memory(Path::new(&base)));
+        || (plan.machines[0].is_live() && host::is_in_memory(Path::new(&base)));
     let job = plan.allocation.job_id.as_deref().unwrap_or("local");
     let unsafe_char = |c: char| !c.is_ascii_alphanumeric() && !"-_.".contains(c);
-    let name = format!("regatta-{}-{job}", system::user(&plan.env)).replace(unsafe_char, "-");
+    let name = format!("regatta-{}-{job}", host::user(&plan.env)).replace(unsafe_char, "-");
     CacheFolder { path: format!("{}/{name}", base.trim_end_matches('/')), why, in_memory }
 }
 
@@ -306,8 +293,8 @@ fn choose_rendezvous(
     let (port, port_why) = match (args.master_port, set("MASTER_PORT")) {
         (Some(port), _) => (port, "given by --master-port".to_owned()),
         (None, Some(text)) => {
-            let context = format!("MASTER_PORT={text} is not a port; unset it");
-            (text.trim().parse().context(context)?, why.to_owned())
+            let port = text.trim().parse();
+            (port.map_err(|source| LaunchError::MasterPort { text, source })?, why.to_owned())
         }
         (None, None) => master_port(plan, rank)?,
     };
@@ -320,14 +307,10 @@ const TORCHRUN: &str = "set by torchrun, whose store already listens there";
 fn check_address(plan: &PlacedJob, address: String) -> Result<String> {
     let loopback = address == "localhost"
         || address.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback());
-    let nodes = plan.placement.nodes.len();
-    if loopback && nodes > 1 {
-        bail!(
-            "MASTER_ADDR={address} is a loopback address, but the job has {nodes} nodes; unset \
-             MASTER_ADDR, or pass --master-addr"
-        );
+    match plan.placement.nodes.len() {
+        nodes if loopback && nodes > 1 => Err(LaunchError::LoopbackAddress { address, nodes }),
+        _ => Ok(address),
     }
-    Ok(address)
 }
 
 /// Address of rank 0: loopback on a single node.
@@ -335,19 +318,13 @@ fn master_address(plan: &PlacedJob) -> Result<(String, String)> {
     if plan.placement.nodes.len() == 1 {
         return Ok(loopback());
     }
-    let Some((node, placed, _)) = plan.placement.find_rank(0) else {
-        bail!("the job has no rank 0")
-    };
+    let (node, placed, _) = plan.placement.find_rank(0).ok_or(LaunchError::NoRanks)?;
     if placed.host == UNKNOWN_HOST {
         // Exported by `regatta env` in the job script, which runs where the nodes are known.
         if let Some(address) = plan.env.get("MASTER_ADDR") {
             return Ok((address.to_owned(), "inherited from the job script".to_owned()));
         }
-        bail!(
-            "the launcher does not report the host of rank 0; run eval \"$(regatta env)\" in the \
-             job script before the launcher, which exports MASTER_ADDR, or pass --master-addr, or \
-             --hostfile with the job's nodes"
-        );
+        return Err(LaunchError::UnknownMaster);
     }
     let suffixes = plan.site.profile.fabric.host_suffix.iter().map(String::as_str);
     let names = suffixes.chain([""]).map(|suffix| with_suffix(&placed.host, suffix));
@@ -370,7 +347,7 @@ pub fn loopback() -> (String, String) {
 
 /// A host name with its addresses.
 pub fn candidate(name: String) -> Candidate {
-    Candidate { addresses: system::resolve(&name), name }
+    Candidate { addresses: host::resolve(&name), name }
 }
 
 /// Adds a suffix to a host name: `node1.site` and `i` give `node1i.site`. A suffix that is a domain
@@ -393,7 +370,7 @@ fn master_port(plan: &PlacedJob, rank: u32) -> Result<(u16, String)> {
         }
         None => {
             let folder = std::env::current_dir().unwrap_or_default();
-            let user = system::user(&plan.env);
+            let user = host::user(&plan.env);
             (format!("{user}@{}", folder.display()), "user and directory")
         }
     };
@@ -401,12 +378,9 @@ fn master_port(plan: &PlacedJob, rank: u32) -> Result<(u16, String)> {
     let port = rendezvous::job_port(&job);
     let in_job = plan.allocation.this_rank.is_some() || plan.allocation.job_id.is_none();
     let checked = rank == 0 && in_job && plan.machines[0].is_live();
-    if checked && !regatta_launch::port::is_free(port) {
-        bail!(
-            "MASTER_PORT {port}, a hash of {source}, is in use on {}: pass the same free port to \
-             every rank with --master-port",
-            plan.machines[0].host
-        );
+    if checked && !port::is_free(port) {
+        let host = plan.machines[0].host.clone();
+        return Err(LaunchError::PortInUse { port, source_of_port: source, host });
     }
     let free = if checked { "; checked to be free" } else { "" };
     Ok((port, format!("hash of {source}{free}")))

@@ -3,21 +3,19 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
-use regatta_comm::bootstrap::host_name;
 use regatta_discover::allocation::{self, DetectionInputs};
 use regatta_discover::{Env, Sysroot};
-use regatta_launch::config::{JobSource, PlacementRequest};
 use regatta_model::allocation::UNKNOWN_HOST;
 use regatta_model::hostlist::{self, short_hostname};
-use regatta_model::units::pluralize;
 use regatta_model::{
     AllocatedNode, Allocation, JobSpec, Machine, Nic, PlacedNode, Placement, Scheduler, Warning,
 };
 use regatta_place::gpu_visibility;
 use regatta_place::site_profile::{ProfileMatch, Profiles, SiteEvidence};
 
-use crate::{isolated, system};
+use crate::config::{JobConfig, JobSource, PlacementRequest};
+use crate::error::{LaunchError, Result};
+use crate::{forked, host};
 
 /// Code of the warning that this machine stands in for the nodes of the job.
 pub const STAND_IN: &str = "stand-in";
@@ -26,7 +24,7 @@ pub const STAND_IN: &str = "stand-in";
 pub const NO_SYSFS: &str = "no-sysfs";
 
 /// The discovered machines and allocation.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Discovery {
     /// Environment of this process.
     pub env: Env,
@@ -44,6 +42,14 @@ pub struct Discovery {
 }
 
 impl Discovery {
+    /// Discovers what a job is launched on.
+    pub fn of_job(config: &JobConfig) -> Result<Self> {
+        let mut discovery = Self::run(&config.source, config.spares)?;
+        // Options of the launcher, such as a container, are for the ranks of any node.
+        discovery.always_agents = !config.agents.options.is_empty();
+        Ok(discovery)
+    }
+
     /// Loads the machines of the source, or discovers this one, and detects the allocation.
     pub fn run(source: &JobSource, spares: u32) -> Result<Self> {
         let env = Env::from_process();
@@ -60,6 +66,11 @@ impl Discovery {
     fn machine_of(&self, host: &str) -> usize {
         let named = || self.machines.iter().position(|m| same_host(&m.host, host));
         self.machine_index.get(short_hostname(host)).copied().or_else(named).unwrap_or(0)
+    }
+
+    /// The host of each node.
+    pub fn hosts(&self) -> Vec<String> {
+        self.allocation.nodes.iter().map(|node| node.host.clone()).collect()
     }
 
     /// Whether the machines were reported by agents on the job's nodes.
@@ -125,6 +136,7 @@ impl Discovery {
 }
 
 /// A placed job.
+#[derive(Debug)]
 pub struct PlacedJob {
     discovery: Discovery,
     /// The site profile and the reason for choosing it.
@@ -181,9 +193,9 @@ fn machines(source: &JobSource, env: &Env) -> Result<Vec<Machine>> {
     }
     if source.machines.is_empty() {
         let discover = || regatta_discover::discover(&Sysroot::live(), env);
-        return Ok(vec![isolated::run("the discovery of this machine", discover)?]);
+        return Ok(vec![forked::isolated("the discovery of this machine", discover)?]);
     }
-    Ok(source.machines.iter().map(|file| regatta_discover::load(file)).collect::<Result<_, _>>()?)
+    source.machines.iter().map(|file| Ok(regatta_discover::load(file)?)).collect()
 }
 
 fn allocation(
@@ -193,26 +205,23 @@ fn allocation(
     env: &Env,
 ) -> Result<Allocation> {
     let live = source.system.is_none() && source.machines.is_empty();
-    let own_name = if live { machines[0].host.clone() } else { host_name() };
+    let own_name = if live { machines[0].host.clone() } else { host::name() };
     let hostfile = source.hostfile.as_deref().map(Path::to_string_lossy);
     let mut allocation = allocation::detect(&DetectionInputs {
         env,
         root: &Sysroot::live(),
         host: &own_name,
         hostfile: hostfile.as_deref(),
-        flux_hosts: &system::flux_hosts,
+        flux_hosts: &host::flux_hosts,
     })?;
     if allocation.scheduler == Scheduler::None && allocation.this_rank.is_none() {
         allocation.nodes = hypothetical_nodes(machines, source.nodes.unwrap_or(1));
-    } else if let Some(wanted) = source.nodes {
-        let available = allocation.nodes.len();
-        let (wanted, spares) = (wanted as usize, spares as usize);
-        if wanted + spares > available {
-            let plus = if spares > 0 { format!(" plus --spares {spares}") } else { String::new() };
-            let available = pluralize(available, "node");
-            bail!("--nodes {wanted}{plus} exceeds the {available} of the allocation");
+    } else if let Some(nodes) = source.nodes {
+        let (used, available) = (nodes as usize + spares as usize, allocation.nodes.len());
+        if used > available {
+            return Err(LaunchError::TooManyNodes { nodes, spares, available });
         }
-        allocation.nodes.truncate(wanted + spares);
+        allocation.nodes.truncate(used);
     }
     Ok(allocation)
 }
@@ -245,16 +254,10 @@ fn no_sysfs_warning(machines: &[Machine]) -> Option<Warning> {
 fn check_size(placement: &Placement, allocation: &Allocation, job: &JobSpec) -> Result<()> {
     let explicit = job.ranks.is_some() || job.ranks_per_node.is_some();
     let (planned, me) = (placement.ranks, allocation.this_rank);
-    if let Some(me) = me.filter(|me| !explicit && me.size != planned) {
-        let planned = pluralize(planned as usize, "rank");
-        bail!(
-            "this is rank {} of {}, but the plan has {planned}: the launcher does not report the \
-             ranks per node; pass --ranks-per-node, or --hostfile with `host slots=4` lines",
-            me.rank,
-            me.size
-        );
+    match me.filter(|me| !explicit && me.size != planned) {
+        Some(me) => Err(LaunchError::JobSize { rank: me.rank, size: me.size, planned }),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Drops the CPU affinity of a recorded machine, which is another process's, and of a rank that a
@@ -272,7 +275,8 @@ pub fn site_profiles(files: &[PathBuf]) -> Result<Profiles> {
     let mut profiles = Profiles::builtin()?;
     for path in files {
         let shown = path.display().to_string();
-        let text = std::fs::read_to_string(path).with_context(|| format!("--site-file {shown}"))?;
+        let unreadable = LaunchError::io(format!("--site-file {shown}"));
+        let text = std::fs::read_to_string(path).map_err(unreadable)?;
         profiles = profiles.with_file(&shown, &text)?;
     }
     Ok(profiles)

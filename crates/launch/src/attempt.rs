@@ -4,42 +4,54 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
-use regatta_launch::config::JobConfig;
-use regatta_launch::cpu_binding::Binding;
-use regatta_launch::process::{EnvSetting, RankSpec};
-use regatta_launch::rank_files::RankFile;
-use regatta_launch::wrap::Wrap;
-use regatta_model::run_folder::{self, EnvVar, JobEnvironment};
-use regatta_model::units::pluralize;
-use regatta_model::{CpuSet, hostlist};
+use regatta_model::run_folder::{self, EnvVar, JobEnvironment, machine_name};
+use regatta_model::{CpuSet, document, hostlist};
 use regatta_place::environment::Rendezvous;
 
-use crate::discovery::PlacedJob;
-use crate::env;
+use crate::config::JobConfig;
+use crate::cpu_binding::Binding;
+use crate::discovery::{Discovery, PlacedJob};
+use crate::error::{LaunchError, Result};
+use crate::process::{EnvSetting, RankSpec};
+use crate::rank_files::RankFile;
+use crate::run_folder::RunFolder;
+use crate::wrap::Wrap;
+use crate::{cpu_binding, rank_env};
 
 /// One attempt to run a job.
+#[derive(Debug)]
 pub struct AttemptSpec {
+    /// Number of restarts so far.
+    pub number: u32,
+    /// Its placement.
     pub job: PlacedJob,
-    /// Indexed by rank.
+    /// Its ranks, by number.
     pub ranks: Vec<AttemptRank>,
     /// Files that all ranks must find.
     pub files: Vec<RankFile>,
     /// Node-local directory of the ranks' code caches.
     pub cache_dir: String,
+    /// Notes for the user.
+    pub notes: Vec<String>,
 }
 
 /// An attempt's run and number, counted from 0.
-#[derive(Clone, Copy)]
-pub struct Attempt<'a> {
+#[derive(Debug, Clone, Copy)]
+pub struct AttemptId<'a> {
+    /// ID of the run.
     pub run: &'a str,
+    /// Number of restarts so far.
     pub number: u32,
 }
 
 /// A rank, with the reasons for its environment.
+#[derive(Debug)]
 pub struct AttemptRank {
+    /// How it is started.
     pub spec: RankSpec,
+    /// Its environment with the reasons.
     pub variables: Vec<EnvVar>,
+    /// Its host.
     pub host: String,
 }
 
@@ -73,27 +85,28 @@ impl AttemptSpec {
         config: &JobConfig,
         job: PlacedJob,
         rendezvous: &Rendezvous,
-        attempt: Attempt<'_>,
+        attempt: AttemptId<'_>,
     ) -> Result<Self> {
         let mut ranks = Vec::with_capacity(job.placement.ranks as usize);
         // A restart may have fewer ranks than the options name.
         if attempt.number == 0 {
             check_ranks(config, job.placement.ranks)?;
             let world = env_var("WORLD_SIZE", job.placement.ranks, "world size");
-            env::check_identity(&job, &[world])?;
-            env::check_is_no_rank(&job)?;
+            rank_env::check_identity(&job, &[world])?;
+            rank_env::check_is_no_rank(&job)?;
         }
-        env::note_unset_names(&job, &config.rank_env, rendezvous)?;
+        let mut notes = rank_env::notes_of_unset_names(&job, &config.rank_env, rendezvous)?;
         let counts: Vec<usize> = job.placement.nodes.iter().map(|n| n.ranks.len()).collect();
         let tasks_per_node = tasks_per_node(&counts);
         for rank in 0..job.placement.ranks {
-            let mut variables = env::rank_env(&job, &config.rank_env, rendezvous, rank)?;
+            let options = &config.rank_env;
+            let mut variables = rank_env::rank_env(&job, options, rendezvous, rank, &mut notes)?;
             variables.extend(torchelastic_env(attempt, config.restarts()));
             variables.extend(slurm_env(&job, &tasks_per_node, rank));
-            ranks.push(rank_plan(config, &job, rank, variables)?);
+            ranks.push(attempt_rank(config, &job, rank, variables)?);
         }
-        let cache_dir = env::cache_folder(&job).path;
-        Ok(Self { job, ranks, files: Vec::new(), cache_dir })
+        let cache_dir = rank_env::cache_folder(&job).path;
+        Ok(Self { number: attempt.number, job, ranks, files: Vec::new(), cache_dir, notes })
     }
 
     /// The host of each rank.
@@ -114,6 +127,16 @@ impl AttemptSpec {
     /// Sets the input of all ranks.
     pub fn set_input(&mut self, input: &Arc<[u8]>) {
         self.ranks.iter_mut().for_each(|rank| rank.spec.input = Some(Arc::clone(input)));
+    }
+
+    /// Writes machines, placement and environment to the run folder.
+    pub fn write_to(&self, folder: &RunFolder) -> Result<()> {
+        for (i, machine) in self.job.machines.iter().enumerate() {
+            folder.write(&machine_name(i), &document::to_json(machine)?)?;
+        }
+        folder.write(run_folder::PLACEMENT, &document::to_json(&self.job.placement)?)?;
+        let environment = serde_json::to_string_pretty(&self.environment())?;
+        Ok(folder.write(run_folder::ENVIRONMENT, &environment)?)
     }
 
     /// Splits the environment into common and per-rank variables.
@@ -137,32 +160,42 @@ fn check_ranks(config: &JobConfig, ranks: u32) -> Result<()> {
     let wrapped = config.wrap.iter().filter_map(Wrap::ranks).flat_map(CpuSet::iter);
     let mut named = shown.chain(wrapped.map(|rank| ("--wrap-ranks", rank as u32)));
     match named.find(|(_, rank)| *rank >= ranks) {
-        Some((option, rank)) => {
-            bail!("{option} {rank} is out of range: the job has ranks 0 to {}", ranks - 1)
-        }
+        Some((option, rank)) => Err(LaunchError::NoRank { option, rank, last: ranks - 1 }),
         None => Ok(()),
     }
 }
 
-/// The rank that another launcher started as this process.
-pub fn adopted_rank(config: &JobConfig, plan: &PlacedJob, rank: u32) -> Result<RankSpec> {
-    let rendezvous = env::rendezvous(&config.rank_env, plan, rank)?;
-    let mut variables = env::rank_env(plan, &config.rank_env, &rendezvous, rank)?;
-    env::check_identity(plan, &variables)?;
-    env::secure_cache_dir(plan, rank, &mut variables);
-    Ok(rank_plan(config, plan, rank, variables)?.spec)
+/// The rank that another launcher started as this process, with notes for the user.
+pub fn adopted_rank(
+    config: &JobConfig,
+    discovery: Discovery,
+    rank: u32,
+) -> Result<(RankSpec, Vec<String>)> {
+    let job = discovery.plan(&config.source, &config.placement)?;
+    let (ranks, mut notes) = (job.placement.ranks, Vec::new());
+    if rank >= ranks {
+        return Err(LaunchError::NotARank { rank, ranks });
+    }
+    let rendezvous = rank_env::rendezvous(&config.rank_env, &job, rank)?;
+    let mut variables = rank_env::rank_env(&job, &config.rank_env, &rendezvous, rank, &mut notes)?;
+    rank_env::check_identity(&job, &variables)?;
+    notes.extend(rank_env::secure_cache_dir(&job, rank, &mut variables));
+    let spec = attempt_rank(config, &job, rank, variables)?.spec;
+    if rank == 0 {
+        notes.extend(cpu_binding::unavailable([&spec.binding].into_iter()));
+    }
+    Ok((spec, notes))
 }
 
-fn rank_plan(
+fn attempt_rank(
     config: &JobConfig,
     plan: &PlacedJob,
     rank: u32,
     variables: Vec<EnvVar>,
 ) -> Result<AttemptRank> {
-    let Some((_, node, placed)) = plan.placement.find_rank(rank) else {
-        let ranks = pluralize(plan.placement.ranks as usize, "rank");
-        bail!("rank {rank} is out of range: the plan has {ranks}");
-    };
+    let ranks = plan.placement.ranks;
+    let found = plan.placement.find_rank(rank);
+    let (_, node, placed) = found.ok_or(LaunchError::NotARank { rank, ranks })?;
     let command = config.workload.command();
     let command = match &config.wrap {
         Some(wrap) => wrap.apply(rank, &node.host, command),
@@ -220,7 +253,7 @@ fn tasks_per_node(counts: &[usize]) -> String {
 }
 
 /// torchrun's variables about restarts.
-fn torchelastic_env(attempt: Attempt<'_>, max_restarts: u32) -> [EnvVar; 3] {
+fn torchelastic_env(attempt: AttemptId<'_>, max_restarts: u32) -> [EnvVar; 3] {
     [
         env_var("TORCHELASTIC_RUN_ID", attempt.run, "the run ID"),
         env_var("TORCHELASTIC_RESTART_COUNT", attempt.number, "restarts so far"),
