@@ -193,7 +193,8 @@ fn machines(source: &JobSource, env: &Env) -> Result<Vec<Machine>> {
     }
     if source.machines.is_empty() {
         let discover = || regatta_discover::discover(&Sysroot::live(), env);
-        return Ok(vec![forked::isolated("the discovery of this machine", discover)?]);
+        let failed = LaunchError::io("the discovery of this machine failed");
+        return Ok(vec![forked::isolated(discover).map_err(failed)?]);
     }
     source.machines.iter().map(|file| Ok(regatta_discover::load(file)?)).collect()
 }

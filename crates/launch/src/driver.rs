@@ -18,7 +18,7 @@ use crate::parts::{JobParts, ObservedWorkers};
 use crate::reaper;
 use crate::restart_policy::{AttemptEnd, NextStep, Restart, RestartPolicy, RestartWait};
 use crate::run_folder::RunFolder;
-use crate::signals::SignalCatcher;
+use crate::signal_catcher::SignalCatcher;
 use crate::status::{JobObserver, JobStatus};
 use crate::target::{AgentConnector, AgentTarget, LaunchTarget, LocalTarget};
 

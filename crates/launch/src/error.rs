@@ -10,18 +10,20 @@ use regatta_place::rendezvous::RendezvousError;
 use regatta_place::site_profile::ProfileError;
 
 use crate::agent_launcher::command::LauncherError;
-use crate::agent_launcher::handle::LaunchError as StartLauncherError;
+use crate::agent_launcher::state::StartLauncherError;
 use crate::agents::bootstrap_document::BootstrapError;
 use crate::local::LocalStartError;
 use crate::node_pool::NodePoolError;
-use crate::parts::PartError;
 use crate::process::StartError;
 use crate::run_folder::RunFolderError;
 use crate::secret_file::SecretFileError;
-use crate::signals::SignalError;
+use crate::signal_catcher::SignalError;
 
 /// A result of launching a job.
 pub type Result<T> = std::result::Result<T, LaunchError>;
+
+/// Why a part of a job cannot be had.
+pub type PartError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why a job cannot be launched.
 #[derive(Debug, thiserror::Error)]

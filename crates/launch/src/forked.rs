@@ -8,8 +8,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::error::LaunchError;
-
 /// The number of threads of this process; 1 if it is unknown.
 pub fn thread_count() -> usize {
     std::fs::read_dir("/proc/self/task").map_or(1, Iterator::count)
@@ -64,15 +62,11 @@ pub fn run_in_child(work: impl FnOnce() -> Vec<u8>) -> Result<Vec<u8>> {
 
 /// Runs `work`, which may load vendor libraries, in a child process, or here if this process has several
 /// threads already: those libraries start threads, and a launcher must still be able to fork.
-pub fn isolated<T: Serialize + DeserializeOwned>(
-    what: &str,
-    work: impl FnOnce() -> T,
-) -> std::result::Result<T, LaunchError> {
+pub fn isolated<T: Serialize + DeserializeOwned>(work: impl FnOnce() -> T) -> Result<T> {
     if thread_count() > 1 {
         return Ok(work());
     }
-    let failed = || LaunchError::io(format!("{what} failed"));
     // An empty output is no JSON.
-    let output = run_in_child(|| serde_json::to_vec(&work()).unwrap_or_default());
-    serde_json::from_slice(&output.map_err(failed())?).map_err(|error| failed()(error.into()))
+    let output = run_in_child(|| serde_json::to_vec(&work()).unwrap_or_default())?;
+    Ok(serde_json::from_slice(&output)?)
 }

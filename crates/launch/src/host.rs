@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use regatta_discover::Env;
 
-use crate::agent_launcher::handle;
+use crate::subprocess::output_of;
 
 /// Limit on queries to a scheduler that may not answer.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -55,5 +55,5 @@ pub fn slurm_job(id: &str) -> Option<String> {
 }
 
 fn command_output(program: &str, args: &[&str]) -> Option<String> {
-    handle::output_of(program, args, QUERY_TIMEOUT).map(|text| text.trim().to_owned())
+    output_of(program, args, QUERY_TIMEOUT).map(|text| text.trim().to_owned())
 }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use regatta_wire::clock;
 
-use crate::signals::SignalCatcher;
+use crate::signal_catcher::SignalCatcher;
 
 /// The process that drives a job. Tests have virtual time.
 pub trait JobHost {

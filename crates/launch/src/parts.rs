@@ -1,17 +1,14 @@
 //! What is asked of a job besides its ranks: a list of parts, given by the command that launches it.
 
-use std::error::Error;
 use std::path::Path;
 use std::time::Duration;
 
 use regatta_model::result::RunResult;
 
 use crate::attempt::AttemptSpec;
+use crate::error::PartError;
 use crate::run_folder::RunFolder;
 use crate::worker_group::{JobEvent, RankControl, WorkerGroup};
-
-/// Why a part cannot be had.
-pub type PartError = Box<dyn Error + Send + Sync>;
 
 /// A part of a job: a check of the network, a profile, a plug-in of NCCL. All methods but
 /// [`plan`](Self::plan) have a default that does nothing.

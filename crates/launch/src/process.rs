@@ -7,6 +7,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use regatta_model::result::RankExit;
@@ -19,7 +20,7 @@ use rustix::process::{
 
 use crate::channel::{self, RankChannel};
 use crate::cpu_binding::Binding;
-use crate::{reaper, signals};
+use crate::signals;
 
 /// An environment variable and its value; `None` unsets it.
 pub type EnvSetting = (String, Option<String>);
@@ -352,13 +353,17 @@ pub fn reap_orphans(is_rank: impl Fn(u32) -> bool) {
     }
 }
 
+/// Whether the original process was killed. This process then kills its ranks, and their exits are
+/// not failures.
+pub(crate) static PARENT_DIED: AtomicBool = AtomicBool::new(false);
+
 /// Waits for a child to exit without reaping it, so that its process ID is not reused. Never
 /// returns if the original process has died: the child was then killed by this process, which must
 /// not count as its failure.
 pub fn wait_for_exit(pid: u32) {
     let interrupted = |error: io::Error| error.kind() == ErrorKind::Interrupted;
     while wait_unreaped(libc::P_PID, pid, 0).is_err_and(interrupted) {}
-    while reaper::has_parent_died() {
+    while PARENT_DIED.load(Ordering::SeqCst) {
         std::thread::park();
     }
 }

@@ -22,15 +22,15 @@ use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use regatta_wire::clock;
 
 use self::hang_detector::{HangDetector, Heartbeat};
-use crate::agents::killed_agent::KilledAgent;
 use crate::forked::{exit, fork};
+use crate::killed_agent::KilledAgent;
 use crate::signals::{self, SignalSet};
 use crate::{process, secret_file};
 
@@ -86,7 +86,6 @@ static FORWARDED: Mutex<ForwardedSignals> =
 static HEARTBEATS: Mutex<Option<HeartbeatSender>> = Mutex::new(None);
 /// The worker's connection to the original process.
 static ORIGINAL: OnceLock<UnixStream> = OnceLock::new();
-static PARENT_DIED: AtomicBool = AtomicBool::new(false);
 
 /// Forks twice. The caller continues as the worker, in its own process group; the original process
 /// and the reaper stay behind and exit with the worker's status. Must be called before any thread
@@ -258,7 +257,7 @@ fn read_signals(mut original: UnixStream) {
     while original.read_exact(&mut signal).is_ok() {
         on_signal(i32::from(signal[0]));
     }
-    PARENT_DIED.store(true, Ordering::SeqCst);
+    process::PARENT_DIED.store(true, Ordering::SeqCst);
     process::kill_and_reap_descendants(KILL_TIMEOUT);
     secret_file::remove_own();
     exit(KILLED);
@@ -285,12 +284,6 @@ pub(crate) fn queue_signals() {
 /// Takes the forwarded signals since the last call, in order.
 pub(crate) fn take_signals() -> Vec<i32> {
     std::mem::take(&mut forwarded().signals)
-}
-
-/// Whether the original process was killed. This process then kills its ranks, and their exits are
-/// not failures.
-pub(crate) fn has_parent_died() -> bool {
-    PARENT_DIED.load(Ordering::SeqCst)
 }
 
 fn heartbeats() -> MutexGuard<'static, Option<HeartbeatSender>> {

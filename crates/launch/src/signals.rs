@@ -1,70 +1,23 @@
-//! Signals from the user and the scheduler.
+//! Kinds, masks and actions of signals.
 
 pub use regatta_model::result::is_termination_signal;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use signal_hook::consts::{
     SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2,
 };
-use signal_hook::iterator::Signals;
-
-use crate::reaper;
-use crate::signal_dedup::ProcessSignalDedup;
 
 /// Signals handled by the job. All others keep their default action.
-const HANDLED: [i32; 6] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
+pub(crate) const HANDLED: [i32; 6] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
 /// Job-control signals of a terminal, delivered through the original process only.
 const JOB_CONTROL: [i32; 2] = [SIGTSTP, SIGCONT];
 /// Signals by which a terminal stops background processes.
 const STOP_SIGNALS: [i32; 3] = [SIGTSTP, SIGTTIN, SIGTTOU];
 
-/// Signal handlers could not be installed.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot install signal handlers: {0}")]
-pub struct SignalError(#[from] std::io::Error);
-
-/// Catches the signals of a job during its lifetime, including the time between two attempts.
-#[derive(Debug)]
-pub struct SignalCatcher {
-    signals: Signals,
-    dedup: ProcessSignalDedup,
-    /// First termination signal.
-    termination: Option<i32>,
-}
-
 /// Whether a signal stops or continues the job.
 pub(crate) fn is_job_control(signal: i32) -> bool {
     JOB_CONTROL.contains(&signal)
-}
-
-impl SignalCatcher {
-    /// Installs the handlers. A signal that was ignored at start-up, as under `nohup`, stays
-    /// ignored.
-    pub fn new() -> Result<Self, SignalError> {
-        let signals = Signals::new(HANDLED.into_iter().filter(|&s| !is_ignored(s)))?;
-        reaper::queue_signals();
-        Ok(Self { signals, dedup: ProcessSignalDedup::default(), termination: None })
-    }
-
-    /// Signals since the last call, to this process or to the original process, without duplicates.
-    /// Every main loop polls them, which is also its heartbeat to the reaper.
-    pub fn pending(&mut self) -> Vec<i32> {
-        reaper::heartbeat();
-        let now = Instant::now();
-        let mut signals = reaper::take_signals();
-        signals.extend(self.signals.pending());
-        signals.retain(|&signal| self.dedup.is_new(signal, now));
-        self.termination =
-            self.termination.or(signals.iter().copied().find(|&s| is_termination_signal(s)));
-        signals
-    }
-
-    /// The first termination signal so far.
-    pub fn termination(&mut self) -> Option<i32> {
-        self.pending();
-        self.termination
-    }
 }
 
 /// Signals that the original process forwards; those ignored at start-up are excluded.
@@ -72,7 +25,7 @@ pub(crate) fn forwarded() -> impl Iterator<Item = i32> {
     HANDLED.into_iter().chain(JOB_CONTROL).filter(|&s| !is_ignored(s))
 }
 
-fn is_ignored(signal: i32) -> bool {
+pub(crate) fn is_ignored(signal: i32) -> bool {
     // SAFETY: an all-zero sigaction is valid, and the call writes to it alone.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();

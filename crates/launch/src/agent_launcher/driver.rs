@@ -13,11 +13,10 @@ use regatta_wire::clock;
 use rustix::fs::{OFlags, fcntl_setfl};
 
 use super::command::LaunchCommand;
-use super::handle::{
-    LaunchError, SharedState, Shutdown, StartResult, lock, memory_file, spawn_error,
-};
+use super::state::{SharedState, Shutdown, StartLauncherError, StartResult, lock, spawn_error};
 use crate::lines::LineSplitter;
 use crate::process::{signal_group, start_session, wait_unreaped};
+use crate::subprocess::memory_file;
 
 /// Maximum number of concurrent logins: an sshd refuses more from one host, and each uses a CPU for
 /// encryption.
@@ -79,7 +78,7 @@ impl LauncherDriver {
 
     /// Starts waiting launchers up to the login limit. On the `first` call a failure is returned;
     /// later it is recorded as an exit.
-    fn start_waiting(&mut self, first: bool) -> Result<(), LaunchError> {
+    fn start_waiting(&mut self, first: bool) -> Result<(), StartLauncherError> {
         let now = Instant::now();
         let timeout = self.login_timeout;
         let logging_in = |process: &mut LauncherProcess| process.is_logging_in(now, timeout);

@@ -8,3 +8,4 @@ pub mod command;
 mod driver;
 pub mod handle;
 pub mod slurm_gres;
+pub(crate) mod state;

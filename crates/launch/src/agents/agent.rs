@@ -21,7 +21,7 @@ use crate::rank_files::{BuiltInFile, NodeFiles, RankFile, RankFileError};
 use crate::reaper;
 use crate::run_folder::LogFolder;
 use crate::secret_file::{self, SecretFile, SecretFileError};
-use crate::signals::SignalCatcher;
+use crate::signal_catcher::SignalCatcher;
 use crate::worker_group::{JobEvent, WorkerGroup};
 use regatta_wire::clock;
 use regatta_wire::link::MAX_FRAME_LEN;

@@ -7,7 +7,6 @@ pub mod agent;
 pub mod agent_state;
 pub mod bootstrap_document;
 pub mod coordinator;
-pub mod killed_agent;
 pub mod message;
 pub mod node_table;
 mod routes;

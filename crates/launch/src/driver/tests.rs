@@ -14,8 +14,9 @@ use regatta_place::environment::Rendezvous;
 use super::*;
 use crate::attempt::AttemptId;
 use crate::config::{AgentOptions, JobSource, PlacementRequest, RankEnvOptions, Workload};
+use crate::error::PartError;
 use crate::node_pool::PoolUpdate;
-use crate::parts::{JobPart, PartError};
+use crate::parts::JobPart;
 use crate::worker_group::{JobEvent, RankControl, WorkerGroup};
 
 /// Time of ranks to exit after a termination signal.

@@ -6,7 +6,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use regatta_launch::signals::SignalCatcher;
+use regatta_launch::signal_catcher::SignalCatcher;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Interval at which the child and signals are checked.

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use regatta_launch::signals::SignalCatcher;
+use regatta_launch::signal_catcher::SignalCatcher;
 use regatta_measure::collectives::BenchProgress as BarProgress;
 use regatta_model::document;
 use regatta_train::data::prepare::{

@@ -6,8 +6,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use regatta_launch::agent_launcher::command::{AgentLauncher, LaunchCommand, LaunchSpec};
-use regatta_launch::agent_launcher::handle::{LauncherHandle, output_of};
+use regatta_launch::agent_launcher::handle::LauncherHandle;
 use regatta_launch::agent_launcher::slurm_gres::full_node_gres;
+use regatta_launch::subprocess::output_of;
 use regatta_model::{CpuSet, hostlist};
 use regatta_testbed::{Cluster, cluster_or_skip, run, wait_until, write_with_mode};
 

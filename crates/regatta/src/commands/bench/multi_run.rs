@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use anyhow::{Context, Result, bail};
 use regatta_comm::bootstrap;
 use regatta_launch::config::JobSource;
-use regatta_launch::signals::SignalCatcher;
+use regatta_launch::signal_catcher::SignalCatcher;
 use regatta_measure::request::Backend;
 use regatta_measure::sweep::Sweep;
 use regatta_measure::{scaling, sweep, write};

@@ -86,7 +86,7 @@ pub fn host_backend(ranks: &BenchRankArgs) -> Result<Option<Backend>> {
 fn gpu_count() -> u32 {
     let count = |vendor| nccl::device_count(vendor).unwrap_or(0);
     let most = || [Vendor::Nvidia, Vendor::Amd].map(count).into_iter().max().unwrap_or(0);
-    forked::isolated("counting the GPUs", most).unwrap_or(0)
+    forked::isolated(most).unwrap_or(0)
 }
 
 /// The number of ranks on a single machine without GPUs; otherwise the launcher determines it. Ranks

@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use regatta_doctor::{Check, JobFacts};
 use regatta_launch::config::JobConfig;
-use regatta_launch::signals::SignalCatcher;
+use regatta_launch::signal_catcher::SignalCatcher;
 use regatta_model::document;
 use regatta_model::result::RankExit;
 use serde::{Deserialize, Serialize};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use regatta_discover::job_state::{
     JobStatus, SACCT_FORMAT, SQUEUE_FORMAT, parse_flux_jobs, parse_qstat, parse_sacct, parse_squeue,
 };
-use regatta_launch::agent_launcher::handle::capture;
+use regatta_launch::subprocess::capture;
 use regatta_place::batch::BatchScheduler;
 
 use super::{JobRecord, tasks};

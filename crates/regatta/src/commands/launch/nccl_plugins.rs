@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use regatta_launch::attempt::{AttemptSpec, env_var};
-use regatta_launch::parts::{JobPart, PartError};
+use regatta_launch::error::PartError;
+use regatta_launch::parts::JobPart;
 use regatta_launch::rank_files::{FileSource, MAX_PATH_BYTES, RankFile};
 use regatta_launch::run_folder::RunFolder;
 use regatta_model::run_folder::PLUGINS;

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use regatta_launch::attempt::{AttemptSpec, env_var};
-use regatta_launch::parts::{JobPart, PartError};
+use regatta_launch::error::PartError;
+use regatta_launch::parts::JobPart;
 use regatta_launch::run_folder::RunFolder;
 use regatta_launch::worker_group::JobEvent;
 use regatta_model::document;

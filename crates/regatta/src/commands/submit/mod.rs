@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, value_parser};
-use regatta_launch::agent_launcher::handle::capture;
+use regatta_launch::subprocess::capture;
 use regatta_model::document;
 use regatta_place::batch::{
     self, BatchJob, BatchScheduler, ContainerRuntime, Dependency, JobArray, RunDir, RunKind,

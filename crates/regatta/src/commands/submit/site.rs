@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use regatta_discover::Env;
-use regatta_launch::agent_launcher::handle::output_of;
 use regatta_launch::config::JobSource;
+use regatta_launch::subprocess::output_of;
 use regatta_place::batch::BatchScheduler;
 use regatta_place::site_profile::{Profile, SiteEvidence};
 

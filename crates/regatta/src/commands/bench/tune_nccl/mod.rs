@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
-use regatta_launch::signals::SignalCatcher;
+use regatta_launch::signal_catcher::SignalCatcher;
 use regatta_measure::collectives::nccl_names;
 use regatta_model::run_folder;
 use regatta_model::{BenchResult, Operation, text_table, units};

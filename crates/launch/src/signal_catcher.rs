@@ -1,0 +1,52 @@
+//! Signals from the user and the scheduler.
+
+use std::time::Instant;
+
+use signal_hook::iterator::Signals;
+
+use crate::reaper;
+use crate::signal_dedup::ProcessSignalDedup;
+use crate::signals::{HANDLED, is_ignored, is_termination_signal};
+
+/// Signal handlers could not be installed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot install signal handlers: {0}")]
+pub struct SignalError(#[from] std::io::Error);
+
+/// Catches the signals of a job during its lifetime, including the time between two attempts.
+#[derive(Debug)]
+pub struct SignalCatcher {
+    signals: Signals,
+    dedup: ProcessSignalDedup,
+    /// First termination signal.
+    termination: Option<i32>,
+}
+
+impl SignalCatcher {
+    /// Installs the handlers. A signal that was ignored at start-up, as under `nohup`, stays
+    /// ignored.
+    pub fn new() -> Result<Self, SignalError> {
+        let signals = Signals::new(HANDLED.into_iter().filter(|&s| !is_ignored(s)))?;
+        reaper::queue_signals();
+        Ok(Self { signals, dedup: ProcessSignalDedup::default(), termination: None })
+    }
+
+    /// Signals since the last call, to this process or to the original process, without duplicates.
+    /// Every main loop polls them, which is also its heartbeat to the reaper.
+    pub fn pending(&mut self) -> Vec<i32> {
+        reaper::heartbeat();
+        let now = Instant::now();
+        let mut signals = reaper::take_signals();
+        signals.extend(self.signals.pending());
+        signals.retain(|&signal| self.dedup.is_new(signal, now));
+        self.termination =
+            self.termination.or(signals.iter().copied().find(|&s| is_termination_signal(s)));
+        signals
+    }
+
+    /// The first termination signal so far.
+    pub fn termination(&mut self) -> Option<i32> {
+        self.pending();
+        self.termination
+    }
+}
