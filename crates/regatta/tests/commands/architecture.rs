@@ -1,6 +1,6 @@
 //! The rules of docs/architecture.md that a program can check.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// All library crates that the binary may use.
@@ -192,6 +192,15 @@ fn matching_and_schedules_do_no_io() {
 }
 
 #[test]
+fn decisions_of_launch_do_no_io() {
+    let agents =
+        ["agents/agent_state.rs", "agents/node_table.rs", "agents/routes.rs", "agents/tree.rs"];
+    let launchers = ["agent_launcher/command.rs", "agent_launcher/slurm_gres.rs"];
+    let restarts = ["restart_policy.rs", "restart_backoff.rs", "node_pool.rs", "lines.rs"];
+    assert_no_io("crates/launch", &[&agents[..], &launchers, &restarts].concat());
+}
+
+#[test]
 fn judgements_of_doctor_do_no_io() {
     let parts = ["facts.rs", "diagnosis.rs", "judge/", "plugin/", "simulated.rs"];
     assert_no_io("crates/doctor", &parts);
@@ -219,7 +228,7 @@ fn discover_reads_files_through_sysroot() {
     }
 }
 
-/// Crates that neither print nor run a shell.
+/// Crates that do not run a shell.
 const QUIET: [&str; 6] = [
     "crates/model",
     "crates/discover",
@@ -229,10 +238,155 @@ const QUIET: [&str; 6] = [
     "crates/train",
 ];
 
+/// Crates that print: programs, and tests in files of their own.
+const PRINTING: [&str; 5] =
+    ["bench", "crates/kernels/cuda", "crates/regatta", "crates/testbed", "xtask"];
+
 #[test]
 fn only_the_binary_prints() {
-    let words = ["println!", "eprint", "print!", "dbg!"];
-    assert_no_line_with(&[&QUIET[..], &["crates/measure"]].concat(), words);
+    let libraries = crates().into_iter().filter(|name| !PRINTING.contains(&name.as_str()));
+    let libraries: Vec<String> = libraries.collect();
+    let libraries: Vec<&str> = libraries.iter().map(String::as_str).collect();
+    assert_no_line_with(&libraries, ["println!", "eprint", "print!", "dbg!"]);
+}
+
+#[test]
+fn only_the_binary_has_a_command_line() {
+    for name in crates().iter().filter(|name| *name != "crates/regatta") {
+        assert!(!dependencies(name).iter().any(|used| used == "clap"), "{name} uses clap");
+    }
+    // Arguments become a `JobConfig` in `options.rs`.
+    let launch = lines_with("crates/regatta", "clap::").into_iter();
+    let launch: Vec<String> = launch.filter(|line| line.contains("/commands/launch/")).collect();
+    assert!(launch.is_empty(), "{}", launch.join("\n"));
+}
+
+/// Crates whose modules have no cycles.
+const ACYCLIC: [&str; 1] = ["crates/launch"];
+
+#[test]
+fn modules_have_no_cycles() {
+    for name in ACYCLIC {
+        let graph = module_graph(name);
+        let mut visited = BTreeSet::new();
+        for module in graph.keys() {
+            let mut path = Vec::new();
+            let cycle = find_cycle(&graph, module, &mut path, &mut visited);
+            assert!(!cycle, "{name} has a cycle of modules: {}", path.join(" -> "));
+        }
+    }
+}
+
+#[test]
+fn cycles_of_modules_are_found() {
+    let mut used = Vec::new();
+    expand("{a::b, c::{self, d as e, f}, g::h};", &[], &mut used);
+    let used: Vec<String> = used.iter().map(|path| path.join("::")).collect();
+    assert_eq!(used, ["a::b", "c::self", "c::d", "c::f", "g::h"]);
+    let edge = |from: &str, to: &str| (from.to_owned(), BTreeSet::from([to.to_owned()]));
+    let graph = BTreeMap::from([edge("a", "b"), edge("b", "c"), edge("c", "b")]);
+    let mut path = Vec::new();
+    assert!(find_cycle(&graph, "a", &mut path, &mut BTreeSet::new()));
+    assert_eq!(path, ["a", "b", "c", "b"]);
+}
+
+/// Which modules use which, by path. Uses between modules of two folders count for the folders, and
+/// a folder and what is in it are one module to each other.
+fn module_graph(name: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let modules: BTreeMap<Vec<String>, String> =
+        sources(name).into_iter().map(|(file, text)| (module_of(&file), text)).collect();
+    let mut graph: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (module, text) in &modules {
+        for mut used in used_paths(module, text) {
+            while !used.is_empty() && !modules.contains_key(&used) {
+                used.pop();
+            }
+            let common = module.iter().zip(&used).take_while(|(a, b)| a == b).count();
+            if common < module.len().min(used.len()) {
+                let part = |path: &[String]| path[..=common].join("::");
+                graph.entry(part(module)).or_default().insert(part(&used));
+            }
+        }
+    }
+    graph
+}
+
+/// The path of a module by its file: that of `agents/mod.rs` is `agents`, that of `lib.rs` is empty.
+fn module_of(file: &str) -> Vec<String> {
+    let path = file.trim_end_matches(".rs").split('/').map(str::to_owned);
+    path.filter(|name| !["mod", "lib", "main"].contains(&name.as_str())).collect()
+}
+
+/// The paths below `crate` and `super` in the text of a module.
+fn used_paths(module: &[String], text: &str) -> Vec<Vec<String>> {
+    let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let code = code.collect::<Vec<_>>().join("\n");
+    let mut used = Vec::new();
+    for (at, root) in code.match_indices("crate::").chain(code.match_indices("super::")) {
+        let before = code[..at].chars().next_back();
+        if before.is_some_and(|c| c.is_alphanumeric() || "_:".contains(c)) {
+            continue;
+        }
+        let mut base = if root == "crate::" { &[][..] } else { parent(module) };
+        let mut rest = &code[at + root.len()..];
+        while let Some(next) = rest.strip_prefix("super::") {
+            (base, rest) = (parent(base), next);
+        }
+        expand(rest, base, &mut used);
+    }
+    used
+}
+
+fn parent(module: &[String]) -> &[String] {
+    &module[..module.len().saturating_sub(1)]
+}
+
+/// Collects the paths of a tree like `a::{b, c::d}`; returns the text after it.
+fn expand<'a>(text: &'a str, prefix: &[String], used: &mut Vec<Vec<String>>) -> &'a str {
+    let text = text.trim_start();
+    if let Some(mut rest) = text.strip_prefix('{') {
+        loop {
+            rest = expand(rest, prefix, used);
+            let end = rest.find([',', '}']).unwrap_or(rest.len());
+            let is_last = !rest[end..].starts_with(',');
+            rest = rest.get(end + 1..).unwrap_or("");
+            if is_last {
+                return rest;
+            }
+        }
+    }
+    let end = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
+    let path = [prefix, &[text[..end].to_owned()]].concat();
+    match text[end..].strip_prefix("::") {
+        Some(rest) => expand(rest, &path, used),
+        None => {
+            used.push(path);
+            &text[end..]
+        }
+    }
+}
+
+/// Whether a cycle can be reached from a module; `path` then leads into it.
+fn find_cycle(
+    graph: &BTreeMap<String, BTreeSet<String>>,
+    module: &str,
+    path: &mut Vec<String>,
+    visited: &mut BTreeSet<String>,
+) -> bool {
+    let is_cycle = path.iter().any(|earlier| earlier == module);
+    path.push(module.to_owned());
+    if is_cycle {
+        return true;
+    }
+    if visited.insert(module.to_owned()) {
+        for used in graph.get(module).into_iter().flatten() {
+            if find_cycle(graph, used, path, visited) {
+                return true;
+            }
+        }
+    }
+    path.pop();
+    false
 }
 
 #[test]
