@@ -10,6 +10,7 @@ use regatta_place::environment::Framework;
 use regatta_place::site_profile::PlacementDefaults;
 
 use crate::agent_launcher::command::AgentLauncher;
+use crate::process::EnvSetting;
 use crate::supervisor::JobLimits;
 use crate::wrap::Wrap;
 
@@ -118,6 +119,8 @@ pub struct RankEnvOptions {
     pub without: Vec<String>,
     /// Variables that are not set.
     pub inherit: Vec<String>,
+    /// Variables that have these values, or none, whatever the site and the user have set.
+    pub set: Vec<EnvSetting>,
 }
 
 /// How agents are started.

@@ -53,7 +53,7 @@ fn env_where(
     notes: &mut Vec<String>,
 ) -> Result<Vec<EnvVar>> {
     let mut variables = full_rank_env(plan, args, rendezvous, rank)?;
-    let excluded = |name: &String| args.without.contains(name) || args.inherit.contains(name);
+    let excluded = |name: &String| is_excluded(args, name);
     variables.retain(|v| is_wanted(&v.variable) && !excluded(&v.variable));
     let variable = |name: &str| inherited_value(plan, name);
     let inherited = InheritedEnv { variable: &variable };
@@ -63,7 +63,19 @@ fn env_where(
         notes.extend(kept.iter().map(note_of_kept));
     }
     variables.push(own_variables(&variables, &inherited));
+    let set = args.set.iter().cloned().map(|(variable, value)| EnvVar {
+        variable,
+        value,
+        why: "of this case of the benchmark".to_owned(),
+    });
+    variables.extend(set);
     Ok(variables)
+}
+
+/// Whether a variable of the site is not set.
+fn is_excluded(args: &RankEnvOptions, name: &String) -> bool {
+    let is_set = || args.set.iter().any(|(variable, _)| variable == name);
+    args.without.contains(name) || args.inherit.contains(name) || is_set()
 }
 
 fn note_of_kept(KeptVariable { variable, value, planned }: &KeptVariable) -> String {
@@ -190,7 +202,7 @@ pub fn agent_step_options(
         let own = discovery.env.get(&setting.variable);
         own.is_some_and(|own| Some(own) != setting.value.as_deref())
     };
-    let is_excluded = |name: &String| args.without.contains(name) || args.inherit.contains(name);
+    let is_excluded = |name: &String| is_excluded(args, name);
     let mut settings = site.settings(&context);
     settings.retain(|setting| !is_excluded(&setting.variable) && !is_replaced(setting));
     launcher_options::required_options(&settings, launcher)

@@ -89,8 +89,11 @@ static ORIGINAL: OnceLock<UnixStream> = OnceLock::new();
 
 /// Forks twice. The caller continues as the worker, in its own process group; the original process
 /// and the reaper stay behind and exit with the worker's status. Must be called before any thread
-/// exists.
+/// exists. A worker stays the worker: it runs the jobs of a sweep one after the other.
 pub fn fork_worker(watchdog: Watchdog) -> Result<(), ReaperError> {
+    if ORIGINAL.get().is_some() {
+        return Ok(());
+    }
     let (to_worker, to_original) = UnixStream::pair()?;
     to_worker.set_read_timeout(Some(STOP_TIMEOUT))?;
     let (heartbeat_reader, heartbeat_writer) = std::io::pipe()?;

@@ -1,5 +1,6 @@
 //! Signals from the user and the scheduler.
 
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Instant;
 
 use signal_hook::iterator::Signals;
@@ -12,6 +13,14 @@ use crate::signals::{HANDLED, is_ignored, is_termination_signal};
 #[derive(Debug, thiserror::Error)]
 #[error("cannot install signal handlers: {0}")]
 pub struct SignalError(#[from] std::io::Error);
+
+/// The first termination signal of this process that a [`SignalCatcher`] received; 0: none.
+static TERMINATED_BY: AtomicI32 = AtomicI32::new(0);
+
+/// The first termination signal that a job of this process received.
+pub fn terminated_by() -> Option<i32> {
+    Some(TERMINATED_BY.load(Ordering::Relaxed)).filter(|signal| *signal != 0)
+}
 
 /// Catches the signals of a job during its lifetime, including the time between two attempts.
 #[derive(Debug)]
@@ -39,8 +48,12 @@ impl SignalCatcher {
         let mut signals = reaper::take_signals();
         signals.extend(self.signals.pending());
         signals.retain(|&signal| self.dedup.is_new(signal, now));
-        self.termination =
-            self.termination.or(signals.iter().copied().find(|&s| is_termination_signal(s)));
+        let termination = signals.iter().copied().find(|&s| is_termination_signal(s));
+        self.termination = self.termination.or(termination);
+        if let Some(signal) = termination {
+            let order = Ordering::Relaxed;
+            let _ = TERMINATED_BY.compare_exchange(0, signal, order, order);
+        }
         signals
     }
 

@@ -43,7 +43,7 @@ fn run_command_line() -> ExitCode {
         Ok(code) => code,
         Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            output::error(&one_line(&error));
+            output::error(&output::one_line(&error));
             commands::launch::exit_code(&error)
         }
     }
@@ -99,14 +99,4 @@ fn usage_of(subcommand: &str) -> clap::Command {
     let mut command = Cli::command();
     command.build();
     command.find_subcommand(subcommand).cloned().unwrap_or(command)
-}
-
-/// The error and its causes in one line. Causes that an error already spells out are not repeated.
-fn one_line(error: &anyhow::Error) -> String {
-    let add = |text: String, cause: String| match text.contains(&cause) {
-        true => text,
-        false => format!("{text}: {cause}"),
-    };
-    let text = error.chain().skip(1).map(ToString::to_string).fold(error.to_string(), add);
-    text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
 }

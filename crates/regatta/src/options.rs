@@ -283,6 +283,7 @@ impl RankEnvArgs {
             master_port: self.master_port,
             without: self.without.clone(),
             inherit: self.inherit.clone(),
+            set: Vec::new(),
         }
     }
 }

@@ -3,7 +3,9 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
 use anstream::{AutoStream, ColorChoice, adapter};
@@ -12,7 +14,7 @@ use regatta_comm::bootstrap::host_name;
 use regatta_launch::run_folder::file_size_hint;
 use regatta_model::Warning;
 use rustix::fs::{Access, access, fstat};
-use rustix::io::Errno;
+use rustix::io::{Errno, dup};
 
 use crate::cli::{ERROR, FAINT, WARNING};
 use crate::sanitize::sanitize;
@@ -101,9 +103,50 @@ impl fmt::Display for Stream {
     }
 }
 
+/// Sends standard error to a file, and standard output nowhere, until it is dropped.
+pub struct Redirection([OwnedFd; 2]);
+
+impl Redirection {
+    /// Creates the file.
+    pub fn to(path: &Path) -> Result<Self> {
+        let cannot_write = || format!("cannot write {}", path.display());
+        let file = File::create(path).with_context(cannot_write)?;
+        let null = OpenOptions::new().write(true).open("/dev/null").context("/dev/null")?;
+        let saved = [dup(std::io::stdout())?, dup(std::io::stderr())?];
+        replace_streams(&null, &file);
+        Ok(Self(saved))
+    }
+}
+
+impl Drop for Redirection {
+    fn drop(&mut self) {
+        let Self([stdout, stderr]) = self;
+        replace_streams(stdout, stderr);
+    }
+}
+
+/// Makes the standard streams copies of these descriptors.
+fn replace_streams(stdout: &impl AsRawFd, stderr: &impl AsRawFd) {
+    // SAFETY: plain system calls on open descriptors; the standard streams stay open.
+    unsafe {
+        libc::dup2(stdout.as_raw_fd(), libc::STDOUT_FILENO);
+        libc::dup2(stderr.as_raw_fd(), libc::STDERR_FILENO);
+    }
+}
+
 fn write_and_flush(mut out: impl Write, text: &str) -> io::Result<()> {
     out.write_all(text.as_bytes())?;
     out.flush()
+}
+
+/// The error and its causes in one line. Causes that an error already spells out are not repeated.
+pub fn one_line(error: &anyhow::Error) -> String {
+    let add = |text: String, cause: String| match text.contains(&cause) {
+        true => text,
+        false => format!("{text}: {cause}"),
+    };
+    let text = error.chain().skip(1).map(ToString::to_string).fold(error.to_string(), add);
+    text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
 }
 
 /// Prints an error to standard error.

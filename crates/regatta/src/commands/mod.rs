@@ -3,7 +3,6 @@
 pub mod agent;
 pub mod bench;
 pub mod checkpoint;
-mod child_process;
 pub mod comms;
 pub mod completions;
 mod compute_device;

@@ -6,7 +6,7 @@ use regatta_launch::channel::{self, ChannelError, RankEnd};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::launch::{QueuedStreams, RankObserver};
+use super::launch::RankObserver;
 
 /// Reports events to the user.
 pub trait EventReporter {
@@ -38,11 +38,6 @@ pub trait EventReporter {
 
     /// Why the job failed although all ranks exited successfully.
     fn failure(&self) -> Option<String> {
-        None
-    }
-
-    /// The reporter's text for the standard streams, if the launcher writes it.
-    fn output(&self) -> Option<QueuedStreams> {
         None
     }
 }
@@ -80,10 +75,6 @@ impl<R: EventReporter> RankObserver for R {
 
     fn prints_run_dir(&self) -> bool {
         R::PRINTS_RUN_DIR
-    }
-
-    fn output(&self) -> Option<QueuedStreams> {
-        EventReporter::output(self)
     }
 }
 

@@ -67,8 +67,7 @@ pub fn note_unrecorded() {
 
 /// The command line of this process.
 pub fn command_line() -> Vec<String> {
-    let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
-    words.filter(|word| !bench::child_run::is_hidden_option(word)).collect()
+    std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect()
 }
 
 /// Runs the command.

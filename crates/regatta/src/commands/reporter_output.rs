@@ -18,7 +18,7 @@ pub struct ReporterOutput {
 impl ReporterOutput {
     /// Output through queues, while the launcher runs.
     pub fn queued() -> Self {
-        Self { queued: Some(QueuedStreams::new()), error: None }
+        Self { queued: Some(QueuedStreams::of_process()), error: None }
     }
 
     /// The queues that the launcher writes.

@@ -11,7 +11,6 @@ use regatta_model::Operation;
 use regatta_nccl_tuning::fit::MIN_ROUNDS;
 use regatta_nccl_tuning::table::MAX_CHANNELS;
 
-use super::child_run::ChildArgs;
 use super::file_args::{CompareArgs, ReadArgs};
 use super::nccl_tests_args::{IterationArgs, SizeArgs};
 use crate::options::{NamedValue, NetPlugin, ProfileArgs, TunerArgs, one_of, positive};
@@ -83,11 +82,7 @@ impl BenchCommand {
             Self::Gather(args) => (Operation::Gather, args),
             Self::Scatter(args) => (Operation::Scatter, args),
             Self::SendRecv(args) => (Operation::SendRecv, args),
-            Self::All(args) => {
-                let only = &args.mode.only_operation;
-                let is_wanted = |operation: &Operation| only.is_empty() || only.contains(operation);
-                return Some((ALL.into_iter().filter(is_wanted).collect(), args));
-            }
+            Self::All(args) => return Some((ALL.to_vec(), args)),
             _ => return None,
         };
         Some((vec![operation], args))
@@ -98,18 +93,15 @@ impl BenchCommand {
         match self {
             Self::Gemm(args) | Self::Copy(args) => Some(&mut args.ranks),
             Self::Disk(args) => Some(&mut args.roofline.ranks),
-            other => other.collective_mut().map(|args| &mut args.ranks),
-        }
-    }
-
-    /// Mutable arguments of a collective benchmark.
-    pub fn collective_mut(&mut self) -> Option<&mut CollectiveArgs> {
-        match self {
-            Self::AllReduce(args) | Self::AllGather(args) | Self::ReduceScatter(args) => Some(args),
-            Self::Broadcast(args) | Self::Reduce(args) | Self::AllToAll(args) => Some(args),
-            Self::Gather(args) | Self::Scatter(args) | Self::SendRecv(args) => Some(args),
-            Self::All(args) => Some(args),
-            _ => None,
+            Self::AllReduce(args) | Self::AllGather(args) | Self::ReduceScatter(args) => {
+                Some(&mut args.ranks)
+            }
+            Self::Broadcast(args) | Self::Reduce(args) | Self::AllToAll(args) => {
+                Some(&mut args.ranks)
+            }
+            Self::Gather(args) | Self::Scatter(args) => Some(&mut args.ranks),
+            Self::SendRecv(args) | Self::All(args) => Some(&mut args.ranks),
+            Self::Compare(_) | Self::Read(_) => None,
         }
     }
 }
@@ -142,12 +134,10 @@ pub struct CollectiveArgs {
     pub output: OutputArgs,
     #[command(flatten)]
     pub table: TableArgs,
-    #[command(flatten)]
-    pub child: ChildArgs,
 }
 
 impl CollectiveArgs {
-    /// Whether it launches several child runs.
+    /// Whether it launches several jobs.
     pub fn is_multi_run(&self) -> bool {
         self.mode.scan || !self.mode.sweep.is_empty() || self.tunes_nccl()
     }
@@ -192,9 +182,6 @@ pub struct ModeArgs {
     /// With --tune --backend nccl: also measure rings and trees with these numbers of channels
     #[arg(long, value_name = "COUNT", requires = "tune", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(1..=MAX_CHANNELS as i64))]
     pub tune_channels: Vec<u8>,
-    /// Operations of a child run of `all`
-    #[arg(long, value_name = "NAME", hide = true)]
-    pub only_operation: Vec<Operation>,
 }
 
 /// `regatta bench gemm` and `copy`.
@@ -270,9 +257,6 @@ pub struct BenchRankArgs {
     /// Run folder [default: a new one in runs/]
     #[arg(long, value_name = "FOLDER", help_heading = "Output")]
     pub run_dir: Option<PathBuf>,
-    /// Environment variable of a sweep, not to be set from the site profile
-    #[arg(long, value_name = "VARIABLE", hide = true)]
-    pub sweep_var: Vec<String>,
 }
 
 /// Values of `--backend`.

@@ -3,10 +3,10 @@
 
 pub mod args;
 mod baseline;
-pub mod child_run;
+mod case;
 mod file_args;
 mod files;
-pub mod multi_run;
+mod multi_run;
 mod nccl_tests_args;
 mod net_plugin;
 pub mod options;
@@ -21,20 +21,16 @@ mod tune_nccl;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
+use regatta_measure::request::BenchRequest;
 
 pub use args::BenchArgs;
 use args::BenchCommand;
-
-use regatta_measure::request::BenchRequest;
 
 use super::rank_worker::RankContext;
 use super::self_launch::is_rank;
 
 /// Runs the command, either as a rank of a job or as the parent that launches the ranks.
 pub fn run(mut args: BenchArgs) -> Result<ExitCode> {
-    if let Some(args) = args.command.collective_mut() {
-        child_run::apply(args);
-    }
     if let Some(ranks) = args.command.ranks_mut() {
         net_plugin::apply(ranks, is_rank("bench")?)?;
     }
@@ -57,7 +53,7 @@ pub fn run(mut args: BenchArgs) -> Result<ExitCode> {
         (false, multi_run) => {
             options.check_output_files()?;
             match multi_run {
-                Some((operations, args)) => multi_run::run(&operations, args),
+                Some((operations, args)) => multi_run::run(&operations, args, &options.request),
                 None => parent::run(&options),
             }
         }

@@ -42,20 +42,14 @@ pub struct BenchOptions<'a> {
 /// Validates the options; `None` for subcommands that do not measure.
 pub fn parse(command: &BenchCommand) -> Result<Option<BenchOptions<'_>>> {
     let options = match (command, command.collective()) {
-        (_, Some((operations, args))) => {
-            let workload = collective_workload(operations, args)?;
-            let mut request = request(workload, &args.ranks, &args.output);
-            let timeout = args.iterations.timeout.filter(|seconds| *seconds > 0);
-            request.timeout = timeout.map(Duration::from_secs);
-            BenchOptions {
-                request,
-                ranks: &args.ranks,
-                output: &args.output,
-                table: Some(&args.table),
-                tuning_file: args.mode.tune.as_ref(),
-                outlier_tolerance: 0.0,
-            }
-        }
+        (_, Some((operations, args))) => BenchOptions {
+            request: collective_request(operations, args)?,
+            ranks: &args.ranks,
+            output: &args.output,
+            table: Some(&args.table),
+            tuning_file: args.mode.tune.as_ref(),
+            outlier_tolerance: 0.0,
+        },
         (BenchCommand::Gemm(args), _) => roofline(RooflineTest::Gemm, args),
         (BenchCommand::Copy(args), _) => roofline(RooflineTest::Copy, args),
         (BenchCommand::Disk(DiskArgs { dir, size, roofline: args }), _) => {
@@ -132,19 +126,21 @@ fn check_not_of_nccl(file: &Path) -> Result<()> {
     Ok(())
 }
 
-fn collective_workload(operations: Vec<Operation>, args: &CollectiveArgs) -> Result<Workload> {
+fn collective_request(operations: Vec<Operation>, args: &CollectiveArgs) -> Result<BenchRequest> {
     let ModeArgs { pairs, every_rank, one_at_a_time, tune, .. } = &args.mode;
-    if tune.is_some() {
-        return Ok(Workload::Tune(tune_config(args)?));
-    }
-    if *pairs {
-        let (all_ranks, serialized) = (*every_rank, *one_at_a_time);
-        let options = PairsOptions { all_ranks, serialized, ..Default::default() };
-        return Ok(Workload::Pairs(options));
-    }
-    let (config, sizes) = run_config(operations, args)?;
-    let register = args.iterations.register != 0;
-    Ok(Workload::Collectives { config: Box::new(config), sizes, register })
+    let (all_ranks, serialized) = (*every_rank, *one_at_a_time);
+    let workload = match (tune, pairs) {
+        // Each case of NCCL's tuner is a benchmark of its own.
+        (Some(_), _) if !args.tunes_nccl() => Workload::Tune(tune_config(args)?),
+        (_, true) => Workload::Pairs(PairsOptions { all_ranks, serialized, ..Default::default() }),
+        (_, false) => {
+            let (config, sizes) = run_config(operations, args)?;
+            let register = args.iterations.register != 0;
+            Workload::Collectives { config: Box::new(config), sizes, register }
+        }
+    };
+    let timeout = args.iterations.timeout.filter(|seconds| *seconds > 0).map(Duration::from_secs);
+    Ok(BenchRequest { timeout, ..request(workload, &args.ranks, &args.output) })
 }
 
 /// Sizes and iterations of the tuning run; defaults unless given.
@@ -152,9 +148,7 @@ fn tune_config(args: &CollectiveArgs) -> Result<tune::TuneConfig> {
     let ModeArgs { tune_rounds, tune_channels, .. } = &args.mode;
     let of_nccl =
         [("--tune-rounds", tune_rounds.is_some()), ("--tune-channels", !tune_channels.is_empty())];
-    if let Some((option, _)) = of_nccl.iter().find(|(_, is_given)| *is_given)
-        && !args.tunes_nccl()
-    {
+    if let Some((option, _)) = of_nccl.iter().find(|(_, is_given)| *is_given) {
         bail!("{option} is for tables of NCCL's tuner: add --backend nccl (or rccl), or remove it");
     }
     let mut config = tune::TuneConfig::default();

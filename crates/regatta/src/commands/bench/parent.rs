@@ -1,13 +1,13 @@
 //! The parent process: launches the ranks and reports the events of rank 0.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
 use regatta_comm::nccl::{self, Vendor};
 use regatta_launch::discovery::Discovery;
 use regatta_launch::forked;
-use regatta_measure::request::Backend;
+use regatta_measure::request::{Backend, BenchRequest};
 use regatta_model::run_folder::BENCH_RESULT;
 
 use super::args::BenchRankArgs;
@@ -24,26 +24,63 @@ use crate::commands::self_launch::{
 /// Launches the ranks.
 pub fn run(options: &BenchOptions<'_>) -> Result<ExitCode> {
     let folder = run_dir_or_new(options.ranks.run_dir.as_ref(), &new_run_id());
-    let mut args = launch_options(options.ranks, folder.clone())?;
-    let discovery = Discovery::of_job(&args.job)?;
-    if !has_rank_count(&args.job) {
-        args.job.placement.job.ranks = default_rank_count(&discovery, options.ranks.backend);
-    }
-    if let Some(ranks) = args.job.placement.job.ranks {
-        options.request.workload.check_ranks(ranks)?;
-    }
-    note_oversubscription(&args.job, &discovery);
-    let task = RankTask::Bench(Box::new(options.request.clone()));
-    set_request(&mut args.job, &discovery, task)?;
+    let launch = BenchLaunch::new(options.ranks)?;
     let out = options.output.out.clone().unwrap_or_else(|| folder.join(BENCH_RESULT));
-    let mut reporter = Reporter::new(options, Some(out), ReporterOutput::queued())?;
-    let code = launch::launch(&args, discovery, Some(&mut reporter), Vec::new())?;
-    let exit_code = reporter.finish()?;
-    Ok(if code == ExitCode::SUCCESS { exit_code } else { code })
+    let reporter = Reporter::new(options, Some(out), ReporterOutput::queued())?;
+    launch.run(&options.request, &folder, reporter)
+}
+
+/// The ranks of a benchmark, to be launched once or, by a sweep, several times.
+#[derive(Clone)]
+pub struct BenchLaunch {
+    pub options: LaunchOptions,
+    pub discovery: Discovery,
+}
+
+impl BenchLaunch {
+    /// The ranks that the options name. Discovers the machine, and so precedes the first launch.
+    pub fn new(ranks: &BenchRankArgs) -> Result<Self> {
+        let mut options = launch_options(ranks)?;
+        let discovery = Discovery::of_job(&options.job)?;
+        if !has_rank_count(&options.job) {
+            options.job.placement.job.ranks = default_rank_count(&discovery, ranks.backend);
+        }
+        Ok(Self { options, discovery })
+    }
+
+    /// Runs a benchmark with this run folder.
+    pub fn run(
+        mut self,
+        request: &BenchRequest,
+        folder: &Path,
+        mut reporter: Reporter,
+    ) -> Result<ExitCode> {
+        let job = &mut self.options.job;
+        if let Some(ranks) = job.placement.job.ranks {
+            request.workload.check_ranks(ranks)?;
+        }
+        note_oversubscription(job, &self.discovery);
+        job.run_dir = Some(folder.to_owned());
+        set_request(job, &self.discovery, RankTask::Bench(Box::new(request.clone())))?;
+        let code = launch::launch(&self.options, self.discovery, Some(&mut reporter), Vec::new())?;
+        let exit_code = reporter.finish()?;
+        Ok(if code == ExitCode::SUCCESS { exit_code } else { code })
+    }
+
+    /// The backend, if it is known before the launch that the ranks do not read variables of NCCL: if
+    /// requested, or if they are on this machine, which has fewer GPUs.
+    pub fn host_backend(&self, requested: Backend) -> Option<Backend> {
+        if requested != Backend::Auto {
+            return (!requested.reads_nccl_variables()).then_some(requested);
+        }
+        let ranks = self.options.job.placement.job.ranks.unwrap_or(1);
+        let is_on_host = !self.discovery.needs_agents() && gpu_count() < ranks;
+        is_on_host.then_some(Backend::Host)
+    }
 }
 
 /// Options of `regatta launch` for these ranks.
-fn launch_options(ranks: &BenchRankArgs, run_dir: PathBuf) -> Result<LaunchOptions> {
+fn launch_options(ranks: &BenchRankArgs) -> Result<LaunchOptions> {
     let nccl_tests = (ranks.threads.is_some() || ranks.gpus.is_some())
         .then(|| ranks.threads.unwrap_or(1).saturating_mul(ranks.gpus.unwrap_or(1)));
     let request = LaunchRequest {
@@ -51,35 +88,14 @@ fn launch_options(ranks: &BenchRankArgs, run_dir: PathBuf) -> Result<LaunchOptio
         ranks_per_node: ranks.ranks_per_node,
         nodes: ranks.nodes,
         hostfile: ranks.hostfile.as_deref(),
-        run_dir,
+        run_dir: PathBuf::new(),
         gpus: ranks.backend.may_use_gpus(),
         profile: ranks.profile.level,
         tuner: ranks.tuner.table.clone(),
         net_plugin: net_plugin::for_launch(ranks),
         user_options: ranks.launch.as_deref(),
     };
-    let mut args = request.options()?;
-    args.job.rank_env.inherit.extend(ranks.sweep_var.iter().cloned());
-    Ok(args)
-}
-
-/// The backend, if it is known before the launch that the ranks do not read variables of NCCL: if requested,
-/// or if they are on this machine, which has fewer GPUs.
-pub fn host_backend(ranks: &BenchRankArgs) -> Result<Option<Backend>> {
-    match ranks.backend {
-        backend if backend.reads_nccl_variables() => return Ok(None),
-        Backend::Auto => {}
-        backend => return Ok(Some(backend)),
-    }
-    let args = launch_options(ranks, PathBuf::new())?;
-    let discovery = Discovery::of_job(&args.job)?;
-    let count = match has_rank_count(&args.job) {
-        true => args.job.placement.job.ranks.unwrap_or(1),
-        false => default_rank_count(&discovery, ranks.backend).unwrap_or(1),
-    };
-    let has_gpus = gpu_count() >= count;
-    let uses_host_memory = !discovery.needs_agents() && !has_gpus;
-    Ok(uses_host_memory.then_some(Backend::Host))
+    request.options()
 }
 
 /// The number of GPUs that NCCL or RCCL can use; 0 without the library.

@@ -20,7 +20,6 @@ use super::plot;
 use super::progress_bar::ProgressBar;
 use super::result_file::ResultFile;
 use crate::cli::{ERROR, FAINT};
-use crate::commands::launch::QueuedStreams;
 use crate::commands::rank_events::EventReporter;
 use crate::commands::reporter_output::ReporterOutput;
 use crate::output;
@@ -52,12 +51,14 @@ const COLUMNS: usize = 100;
 
 /// Output format.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum OutputFormat {
+pub enum OutputFormat {
     /// Printed row by row.
     Table,
     /// Printed at the end.
     Json,
     Csv,
+    /// Saved, and not printed.
+    Silent,
 }
 
 impl EventReporter for Reporter {
@@ -105,10 +106,6 @@ impl EventReporter for Reporter {
     fn on_exit(&mut self) {
         self.bar.hide();
     }
-
-    fn output(&self) -> Option<QueuedStreams> {
-        self.printer.streams()
-    }
 }
 
 impl Reporter {
@@ -124,24 +121,38 @@ impl Reporter {
             (_, true) => OutputFormat::Csv,
             _ => OutputFormat::Table,
         };
+        let layout = table_layout(options.table);
         Ok(Self {
-            result: BenchResult::default(),
-            format,
-            layout: match options.table {
-                Some(TableArgs { spread: true, .. }) => TableLayout::Iterations,
-                _ => TableLayout::Means,
-            },
-            file: ResultFile::new(out),
-            event_error: None,
             plot: options.plot().cloned(),
             baseline: options.table.map_or(Ok(None), BaselineGate::new)?,
             tuning: options.tuning_file.cloned(),
-            tuning_error: None,
             outlier_tolerance: options.outlier_tolerance,
+            ..Self::of_case(format, layout, out, printer)
+        })
+    }
+
+    /// An empty result that is only printed and saved.
+    pub fn of_case(
+        format: OutputFormat,
+        layout: TableLayout,
+        out: Option<PathBuf>,
+        printer: ReporterOutput,
+    ) -> Self {
+        Self {
+            result: BenchResult::default(),
+            format,
+            layout,
+            file: ResultFile::new(out),
+            event_error: None,
+            plot: None,
+            baseline: None,
+            tuning: None,
+            tuning_error: None,
+            outlier_tolerance: 0.0,
             healthy: true,
             bar: ProgressBar::new(printer.streams().map(|streams| streams.stderr)),
             printer,
-        })
+        }
     }
 
     /// Starts a table.
@@ -245,7 +256,7 @@ impl Reporter {
             return Ok(ExitCode::FAILURE);
         }
         match self.format {
-            OutputFormat::Table => {}
+            OutputFormat::Table | OutputFormat::Silent => {}
             OutputFormat::Json if self.file.is_stdout() => {}
             OutputFormat::Json => self.printer.print(&document::to_json(&self.result)?),
             OutputFormat::Csv => {
@@ -281,6 +292,14 @@ impl Reporter {
             false => format!("interrupted; {} saved", units::pluralize(rows, "size")),
         };
         output::eprint(&format!("{FAINT}{what}: {}{FAINT:#}\n", out.display()));
+    }
+}
+
+/// The columns of the table.
+pub fn table_layout(args: Option<&TableArgs>) -> TableLayout {
+    match args {
+        Some(TableArgs { spread: true, .. }) => TableLayout::Iterations,
+        _ => TableLayout::Means,
     }
 }
 

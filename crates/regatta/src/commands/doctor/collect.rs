@@ -1,34 +1,22 @@
-//! The launch of the ranks that collect facts: the process of the hidden option `--collect`.
+//! The launch of the ranks that collect facts.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Result, bail};
 use regatta_discover::systems;
 use regatta_doctor::JobFacts;
 use regatta_launch::config::JobConfig;
+use regatta_launch::signal_catcher;
 use regatta_model::Scheduler;
+use regatta_model::result::RankExit;
 
 use super::nodes::Tests;
 use super::observer::DoctorObserver;
-use crate::commands::launch::{self, LaunchOptions, new_run_id, run_dir_or_new};
+use crate::commands::launch::{self, Interrupted, LaunchOptions, new_run_id, run_dir_or_new};
 use regatta_launch::discovery::Discovery;
 
-/// Restarts after the loss of a node, without it.
-const MAX_RESTARTS: u32 = 3;
-/// Time for a rank to exit after a signal: it holds nothing worth saving.
-const GRACE: Duration = Duration::from_secs(2);
-
 /// Runs the tests on all nodes. The launch tolerates nodes that do not start or are lost.
-pub fn collect(mut options: LaunchOptions, tests: &Tests) -> Result<JobFacts> {
-    let config = &mut options.job;
-    let is_temporary = config.run_dir.is_none();
-    let run_dir = writable_run_dir(config.run_dir.as_ref(), &new_run_id());
-    config.run_dir = Some(run_dir.clone());
-    config.min_nodes = Some(1);
-    config.max_restarts = Some(MAX_RESTARTS);
-    config.grace = Some(GRACE);
-    let discovery = Discovery::of_job(config)?;
+pub fn collect(options: &LaunchOptions, discovery: &Discovery, tests: &Tests) -> Result<JobFacts> {
     if let Some(me) = discovery.allocation.this_rank {
         bail!(
             "this is rank {} of a job: run `regatta doctor` once for the whole job, without srun or \
@@ -36,15 +24,22 @@ pub fn collect(mut options: LaunchOptions, tests: &Tests) -> Result<JobFacts> {
             me.rank
         );
     }
-    let mut observer = DoctorObserver::new(tests.clone(), &discovery);
-    observer.set_request(config, &discovery)?;
+    let mut options = options.clone();
+    let is_temporary = options.job.run_dir.is_none();
+    let run_dir = writable_run_dir(options.job.run_dir.as_ref(), &new_run_id());
+    options.job.run_dir = Some(run_dir.clone());
+    let mut observer = DoctorObserver::new(tests.clone(), discovery);
+    observer.set_request(&mut options.job, discovery)?;
     let parts = vec![observer.request()];
     launch::launch(&options, discovery.clone(), Some(&mut observer), parts)?;
+    if let Some(signal) = signal_catcher::terminated_by() {
+        return Err(Interrupted(RankExit::Signal(signal)).into());
+    }
     let mut facts = observer.finish();
     if facts.nodes.is_empty() {
         bail!("no node reported; see the messages above");
     }
-    complete(&mut facts, &options.job, &discovery)?;
+    complete(&mut facts, &options.job, discovery)?;
     if is_temporary && facts.missing.is_empty() {
         remove(&run_dir);
     }

@@ -15,6 +15,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Args;
 use regatta_doctor::{Check, Diagnosis, JobFacts, Verdict, judge};
+use regatta_launch::discovery::Discovery;
 use regatta_model::document;
 
 use crate::commands::launch::LaunchOptions;
@@ -54,10 +55,6 @@ pub struct DoctorArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["nodes", "hostfile", "launch", "run_dir", "path"], help_heading = "Checks")]
     facts: Option<PathBuf>,
 
-    /// Only run these tests and print the facts
-    #[arg(long, value_name = "TESTS", value_delimiter = ',', num_args = 0.., hide = true)]
-    collect: Option<Vec<String>>,
-
     /// Write the collected facts to FILE (`-`: standard output), to be read by --facts
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     dump: Option<PathBuf>,
@@ -92,18 +89,15 @@ fn check(name: &str) -> Result<Check, String> {
 /// Runs the command.
 pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
     let skip: BTreeSet<Check> = args.skip.iter().copied().collect();
-    if args.collect.is_some() {
-        let facts = collect::collect(args.launch_args()?, &args.tests(&skip)?)?;
-        return output::print(&document::to_json_line(&facts)?).map(|()| ExitCode::SUCCESS);
-    }
     if let Some(path) = &args.dump {
         output::check_writable("--dump", path)?;
     }
     let facts = match &args.facts {
         Some(file) => load(file)?,
         None => {
-            let options = args.launch_args()?;
-            nodes::examine(&options.job, &args.tests(&skip)?)?
+            let options = nodes::launch_options(&args.launch_args()?.job)?;
+            let discovery = Discovery::of_job(&options.job)?;
+            nodes::examine(&options, &discovery, &Tests::new(&skip, &args.path)?)?
         }
     };
     if let Some(path) = &args.dump {
@@ -142,14 +136,5 @@ impl DoctorArgs {
         launch.job.run_dir = self.run_dir.clone();
         launch.job.agents.start_timeout = Duration::from_secs(self.start_timeout);
         Ok(launch)
-    }
-
-    fn tests(&self, skip: &BTreeSet<Check>) -> Result<Tests> {
-        let mut tests = Tests::new(skip, &self.path)?;
-        if let Some(selected) = &self.collect {
-            let is_selected = |name: &str| selected.iter().any(|test| test == name);
-            (tests.network, tests.speed) = (is_selected("network"), is_selected("speed"));
-        }
-        Ok(tests)
     }
 }

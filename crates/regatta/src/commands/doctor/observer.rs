@@ -130,10 +130,6 @@ impl RankObserver for DoctorObserver {
         true
     }
 
-    fn output(&self) -> Option<QueuedStreams> {
-        self.output.streams()
-    }
-
     fn on_excluded(&mut self, excluded: &[(String, String)]) {
         self.excluded.extend(excluded.iter().cloned());
     }

@@ -14,7 +14,7 @@ use regatta_model::hostlist;
 use regatta_model::result::RunResult;
 use regatta_model::units::pluralize;
 
-use super::line_writer::{LineWriter, QueuedStreams};
+use super::line_writer::LineWriter;
 use super::options::LaunchOptions;
 use super::report;
 use crate::cli::FAINT;
@@ -70,7 +70,7 @@ pub struct Console {
 
 impl Console {
     /// A console that shows the lines of the ranks that the options name.
-    pub fn new(options: &LaunchOptions, ranks: ShownRanks, streams: QueuedStreams) -> Result<Self> {
+    pub fn new(options: &LaunchOptions, ranks: ShownRanks) -> Result<Self> {
         let open = |path: &Path| {
             File::create(path)
                 .with_context(|| format!("--tee {}: cannot create the file", path.display()))
@@ -82,7 +82,7 @@ impl Console {
             grace: options.job.grace(),
             tee: options.tee.as_deref().map(open).transpose()?,
             tee_error: None,
-            writers: LineWriter::spawn(streams).context("start a console thread")?,
+            writers: LineWriter::of_process().context("start a console thread")?,
             pending: None,
             withheld: String::new(),
             interrupted: false,

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anstream::adapter::strip_str;
@@ -59,12 +59,22 @@ pub struct QueuedStreams {
     pub stderr: QueuedOutput,
 }
 
+/// The queues of the standard streams. Their threads serve all jobs of this process.
+static QUEUES: OnceLock<[Arc<Queue>; 2]> = OnceLock::new();
+
+/// Whether the threads are started.
+static IS_STARTED: Mutex<bool> = Mutex::new(false);
+
 impl QueuedStreams {
-    /// Streams that are written once their [`LineWriter`]s are spawned.
-    pub fn new() -> Self {
-        let stdout = QueuedOutput::new(Stream::Stdout, Arc::default());
-        let queue = if output::is_one_file() { stdout.queue.clone() } else { Arc::default() };
-        Self { stdout, stderr: QueuedOutput::new(Stream::Stderr, queue) }
+    /// The streams of this process, which are written from the first [`LineWriter`] on.
+    pub fn of_process() -> Self {
+        let [stdout, stderr] = QUEUES.get_or_init(|| {
+            let stdout: Arc<Queue> = Arc::default();
+            let stderr = if output::is_one_file() { stdout.clone() } else { Arc::default() };
+            [stdout, stderr]
+        });
+        let stdout = QueuedOutput::new(Stream::Stdout, stdout.clone());
+        Self { stdout, stderr: QueuedOutput::new(Stream::Stderr, stderr.clone()) }
     }
 }
 
@@ -104,12 +114,16 @@ impl Write for QueuedOutput {
 }
 
 impl LineWriter {
-    /// Starts the threads of both streams.
-    pub fn spawn(streams: QueuedStreams) -> io::Result<[Self; 2]> {
-        let QueuedStreams { stdout, stderr } = streams;
-        stdout.queue.spawn(Stream::write_raw)?;
-        if !Arc::ptr_eq(&stdout.queue, &stderr.queue) {
-            stderr.queue.spawn(Stream::write_raw)?;
+    /// The writers of both streams, whose threads the first call starts.
+    pub fn of_process() -> io::Result<[Self; 2]> {
+        let QueuedStreams { stdout, stderr } = QueuedStreams::of_process();
+        let mut is_started = IS_STARTED.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*is_started {
+            stdout.queue.spawn(Stream::write_raw)?;
+            if !Arc::ptr_eq(&stdout.queue, &stderr.queue) {
+                stderr.queue.spawn(Stream::write_raw)?;
+            }
+            *is_started = true;
         }
         Ok([stdout, stderr].map(|output| Self { output, busy_since: None }))
     }

@@ -102,15 +102,11 @@ fn start(
 ) -> Result<ExitCode> {
     let (timeout, report) = (options.job.heartbeat_timeout, output::error);
     reaper::fork_worker(Watchdog { timeout, report, agent: None })?;
-    let (ranks, streams) = match &observer {
-        None => (ShownRanks::OfUser, QueuedStreams::new()),
-        Some(observer) => {
-            let names_run_dir = observer.prints_run_dir();
-            let streams = observer.output().unwrap_or_else(QueuedStreams::new);
-            (ShownRanks::Own { names_run_dir }, streams)
-        }
+    let ranks = match &observer {
+        None => ShownRanks::OfUser,
+        Some(observer) => ShownRanks::Own { names_run_dir: observer.prints_run_dir() },
     };
-    let mut console = Console::new(options, ranks, streams)?;
+    let mut console = Console::new(options, ranks)?;
     let mut reporter = observer.map(RankReporter);
     let reporter = reporter.as_mut().map(|reporter| reporter as &mut dyn JobObserver);
     let observers = reporter.into_iter().chain([&mut console as &mut dyn JobObserver]).collect();

@@ -3,8 +3,6 @@
 use regatta_launch::lines::MergedLine;
 use regatta_launch::status::{JobObserver, JobStatus};
 
-use super::QueuedStreams;
-
 /// Receives the messages of the ranks, for the command that launches them.
 pub trait RankObserver {
     /// Called before a line of output is shown.
@@ -26,9 +24,6 @@ pub trait RankObserver {
 
     /// Whether the observer itself prints the path of the run folder at the end.
     fn prints_run_dir(&self) -> bool;
-
-    /// The observer's own text for the standard streams; `None`: it has none.
-    fn output(&self) -> Option<QueuedStreams>;
 
     /// Called before each attempt and after the last with the nodes that were given up, and the
     /// reasons.

@@ -44,8 +44,6 @@ pub struct ProgressReporter {
     rank_log: TerminalOutput<Vec<u8>>,
     /// Whether a termination signal was forwarded.
     terminating: bool,
-    /// The output that the launcher writes.
-    queued: Option<QueuedStreams>,
 }
 
 impl ProgressReporter {
@@ -57,9 +55,7 @@ impl ProgressReporter {
     /// A reporter of the run in `run_dir`, in the launcher: a terminal or pipe that blocks must not
     /// stop the heartbeats to the nodes.
     pub fn of_launcher(json: bool, run_dir: &Path) -> Self {
-        let queued = QueuedStreams::new();
-        let reporter = Self::new(json, run_dir, Box::new(queued.stdout.clone()));
-        Self { queued: Some(queued), ..reporter }
+        Self::new(json, run_dir, Box::new(QueuedStreams::of_process().stdout))
     }
 
     fn new(json: bool, run_dir: &Path, out: StdoutWriter) -> Self {
@@ -73,7 +69,6 @@ impl ProgressReporter {
             has_dashboard: matches!(mode, OutputMode::Dashboard { .. }),
             rank_log: TerminalOutput::new(OutputMode::Log, Vec::new(), terminal_size()),
             terminating: false,
-            queued: None,
         }
     }
 
@@ -145,10 +140,6 @@ impl EventReporter for ProgressReporter {
 
     fn hide_progress(&mut self) {
         lock(&self.output).hide_dashboard();
-    }
-
-    fn output(&self) -> Option<QueuedStreams> {
-        self.queued.clone()
     }
 }
 

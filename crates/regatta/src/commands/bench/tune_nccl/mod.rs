@@ -1,7 +1,7 @@
 //! `--tune FILE --backend nccl`: measures every algorithm and protocol of NCCL, and writes the table of
 //! the tuner plug-in.
 
-mod child_runner;
+mod case_runner;
 mod rounds;
 
 use std::path::Path;
@@ -9,25 +9,32 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
-use regatta_launch::signal_catcher::SignalCatcher;
+use regatta_launch::signal_catcher;
 use regatta_measure::collectives::nccl_names;
+use regatta_measure::request::BenchRequest;
 use regatta_model::run_folder;
 use regatta_model::{BenchResult, Operation, text_table, units};
 use regatta_nccl_tuning::candidate::{self, candidates};
 use regatta_nccl_tuning::fit::{self, SizeFit};
 use regatta_nccl_tuning::{Communicator, Function, Table};
 
-use self::child_runner::ChildRunner;
+use self::case_runner::CaseRunner;
 use self::rounds::MeasuredRounds;
 use super::args::CollectiveArgs;
 use super::multi_run;
+use super::parent::BenchLaunch;
 use crate::output;
 
 /// Rounds unless `--tune-rounds` is given.
 const DEFAULT_ROUNDS: u32 = 5;
 
 /// Measures and writes the table.
-pub fn run(operations: &[Operation], args: &CollectiveArgs, folder: &Path) -> Result<ExitCode> {
+pub fn run(
+    operations: &[Operation],
+    args: &CollectiveArgs,
+    request: &BenchRequest,
+    folder: &Path,
+) -> Result<ExitCode> {
     let file = args.mode.tune.as_deref().context("--tune")?;
     let functions = functions(operations)?;
     check(args)?;
@@ -39,10 +46,11 @@ pub fn run(operations: &[Operation], args: &CollectiveArgs, folder: &Path) -> Re
     let _lock = multi_run::lock(folder);
     let operations = functions.iter().map(|one| one.name().to_owned().into()).collect();
     let rounds = args.mode.tune_rounds.unwrap_or(DEFAULT_ROUNDS);
-    let mut runner = ChildRunner { args, folder, operations, signals: SignalCatcher::new()? };
+    let launch = BenchLaunch::new(&args.ranks)?;
+    let mut runner = CaseRunner { request, launch, folder, operations };
     let candidates = candidates(&functions, &args.mode.tune_channels);
     let Some(measured) = rounds::measure(&mut runner, candidates, rounds)? else {
-        let signal = runner.signals.termination().unwrap_or(libc::SIGINT);
+        let signal = signal_catcher::terminated_by().unwrap_or(libc::SIGINT);
         output::note("interrupted: no table is written");
         return Ok(ExitCode::from(128u8.saturating_add(signal as u8)));
     };

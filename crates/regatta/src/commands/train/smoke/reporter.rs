@@ -8,7 +8,6 @@ use regatta_train::training::smoke::SmokeEvent;
 
 use super::report::{ReportingProcess, SmokeReport};
 use super::text;
-use crate::commands::launch::QueuedStreams;
 use crate::commands::rank_events::EventReporter;
 use crate::commands::reporter_output::ReporterOutput;
 
@@ -28,10 +27,6 @@ impl EventReporter for SmokeReporter {
     fn failure(&self) -> Option<String> {
         let failure = self.report.failure.as_ref()?;
         Some(format!("smoke test failed: {}: {}", failure.check.name(), failure.error))
-    }
-
-    fn output(&self) -> Option<QueuedStreams> {
-        self.printer.streams()
     }
 }
 
