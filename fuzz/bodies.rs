@@ -25,11 +25,12 @@ use regatta_measure::baseline::{Tolerance, check};
 use regatta_measure::compare::{CompareOptions, compare};
 use regatta_measure::{plot, read, write};
 use regatta_model::document::{Document, from_json, to_json, to_json_line};
-use regatta_model::{Allocation, BenchResult, CpuSet, Machine, Placement, hostlist};
+use regatta_model::{Allocation, BenchResult, CpuSet, Machine, Placement, hostlist, run_folder};
 use regatta_nccl_tuning::Table;
 use regatta_observe::comms::trace::{FileTrace, TimeRange, TraceText, tracks};
 use regatta_observe::comms::{Analysis, Attempts, Collector, CommsReport};
 use regatta_observe::net_log::{NetLog, NetReport, report};
+use regatta_observe::read::LineSplitter;
 use regatta_train::checkpoint::header;
 use regatta_train::checkpoint::huggingface::{config as hf_config, import};
 use regatta_train::checkpoint::manifest::{Manifest, Sidecar};
@@ -51,7 +52,7 @@ pub enum Body {
 }
 
 /// The targets by name; each has a corpus folder of the same name.
-pub const TARGETS: [(&str, Body); 26] = [
+pub const TARGETS: [(&str, Body); 27] = [
     ("hostlist", Body::Text(host_list)),
     ("cpuset", Body::Text(cpuset)),
     ("hostfile", Body::Text(host_file)),
@@ -74,6 +75,7 @@ pub const TARGETS: [(&str, Body); 26] = [
     ("doctor_facts", Body::Text(doctor_facts)),
     ("event_file", Body::Bytes(event_file)),
     ("comms_status", Body::Bytes(comms_status)),
+    ("run_records", Body::Bytes(run_records)),
     ("nccl_tuning", Body::Text(nccl_tuning)),
     ("net_handle", Body::Bytes(net_handle)),
     ("net_hello", Body::Bytes(net_hello)),
@@ -130,6 +132,25 @@ fn event_file(data: &[u8]) {
     }
     again.extend(encoder.take_block());
     assert_eq!(self::operations(&again), operations);
+}
+
+/// Records of a run are read in any pieces, and known ones round trip. The first byte is the length of a
+/// piece.
+fn run_records(data: &[u8]) {
+    let Some((&piece, text)) = data.split_first() else { return };
+    let split = |piece: usize| {
+        let (mut splitter, mut lines) = (LineSplitter::default(), Vec::new());
+        let skipped: usize = text.chunks(piece).map(|part| splitter.push(part, &mut lines)).sum();
+        (lines, skipped)
+    };
+    let (lines, skipped) = split(text.len().max(1));
+    assert_eq!((&lines, skipped), (&split(usize::from(piece).max(1)).0, 0));
+    for record in lines.iter().filter_map(|line| run_folder::Record::parse(line).ok()) {
+        let again = written(run_folder::Record::parse(written(record.to_line()).as_bytes()));
+        if !matches!(record.event, run_folder::RunEvent::Other(_)) {
+            assert_eq!(written(again.to_line()), written(record.to_line()));
+        }
+    }
 }
 
 fn operations(bytes: &[u8]) -> Vec<Record> {

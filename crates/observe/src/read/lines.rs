@@ -5,10 +5,9 @@ use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use super::line_splitter::LineSplitter;
 use super::{ReadError, open_regular};
 
-/// Longest line; longer ones are skipped. A record that names a million ranks is shorter.
-const MAX_LINE: usize = 16 << 20;
 /// Most bytes that a poll reads.
 const MAX_POLL: u64 = 8 << 20;
 /// Bytes before the position that must be unchanged. Records have times, so that no two lines are equal.
@@ -38,10 +37,7 @@ pub struct LineFollower {
     position: u64,
     /// The last bytes before the position.
     anchor: Vec<u8>,
-    /// The incomplete last line.
-    partial: Vec<u8>,
-    /// Whether the rest of the line is skipped.
-    skipping: bool,
+    splitter: LineSplitter,
 }
 
 impl LineFollower {
@@ -52,8 +48,7 @@ impl LineFollower {
             identity: None,
             position: 0,
             anchor: Vec::new(),
-            partial: Vec::new(),
-            skipping: false,
+            splitter: LineSplitter::default(),
         }
     }
 
@@ -75,7 +70,7 @@ impl LineFollower {
         let has_more = bytes.len() as u64 == MAX_POLL;
         let mut new = NewLines { restarted: !is_same, has_more, ..NewLines::default() };
         self.advance(&bytes);
-        self.split(&bytes, &mut new);
+        new.skipped = self.splitter.push(&bytes, &mut new.lines);
         Ok(new)
     }
 
@@ -107,24 +102,6 @@ impl LineFollower {
         self.anchor.extend(&bytes[bytes.len().saturating_sub(MAX_ANCHOR)..]);
         let surplus = self.anchor.len().saturating_sub(MAX_ANCHOR);
         self.anchor.drain(..surplus);
-    }
-
-    fn split(&mut self, bytes: &[u8], new: &mut NewLines) {
-        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
-            let line = piece.strip_suffix(b"\n");
-            let is_too_long = self.partial.len() + piece.len() > MAX_LINE;
-            if is_too_long && !std::mem::replace(&mut self.skipping, true) {
-                new.skipped += 1;
-            }
-            if self.skipping {
-                self.partial = Vec::new();
-            } else {
-                self.partial.extend(line.unwrap_or(piece));
-            }
-            if line.is_some() && !std::mem::take(&mut self.skipping) {
-                new.lines.push(std::mem::take(&mut self.partial));
-            }
-        }
     }
 }
 

@@ -4,6 +4,7 @@
 mod error;
 mod file;
 mod follow;
+mod line_splitter;
 mod lines;
 pub mod lock;
 mod progress;
@@ -13,6 +14,7 @@ mod summary;
 pub use error::ReadError;
 pub use file::open_regular;
 pub use follow::{Followed, RunFollower, Source, Update};
+pub use line_splitter::LineSplitter;
 pub use lines::{LineFollower, NewLines};
 pub use progress::{Progress, progress};
 pub use run::{Launch, Log, Run, last_launch};
