@@ -21,6 +21,13 @@ pub enum ReadError {
     /// A FIFO, device, socket or folder in place of a file.
     #[error("cannot read {0}: it is not a regular file")]
     NotRegular(PathBuf),
+    /// A folder without files of a job's communication.
+    #[error(
+        "{folder} has no files *.{extension}: run the job with `regatta launch --profile`, or set \
+         NCCL_PROFILER_PLUGIN to the path of regatta's profiler plug-in and REGATTA_PROFILE to a \
+         folder that all nodes share"
+    )]
+    NotRecorded { folder: PathBuf, extension: &'static str },
     /// Larger than any valid file of its format.
     #[error("cannot read {path}: it has {bytes} bytes, but such a file has at most {limit}")]
     TooLarge { path: PathBuf, bytes: u64, limit: u64 },

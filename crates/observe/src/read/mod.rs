@@ -1,6 +1,7 @@
 //! Reads run folders, also of runs that go on. Files are opened below a given path only, and never for
 //! longer than a call: a run may be removed at any time, and open files are few.
 
+pub mod comms;
 mod error;
 mod file;
 mod follow;

@@ -1,9 +1,7 @@
 //! `regatta comms`: what a job communicated, from its event files.
 
 mod csv;
-mod files;
 mod plot;
-mod read;
 mod render;
 mod status;
 mod trace;
@@ -16,6 +14,7 @@ use clap::Args;
 use regatta_events::{file, status as live};
 use regatta_model::document;
 use regatta_observe::comms::Attempts;
+use regatta_observe::read::comms as read;
 
 use crate::options::number;
 use crate::output;
@@ -104,7 +103,7 @@ fn seconds() -> impl clap::builder::TypedValueParser<Value = f64> {
 /// Runs the command.
 pub fn run(args: &CommsArgs) -> Result<ExitCode> {
     if args.status {
-        let paths = files::find(&args.paths, live::EXTENSION)?;
+        let paths = read::find(&args.paths, live::EXTENSION)?;
         let shown = status::run(&paths, args.attempt.unwrap_or_default(), args.json)?;
         return Ok(if shown { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
@@ -120,8 +119,8 @@ pub fn run(args: &CommsArgs) -> Result<ExitCode> {
     if let Some(path) = &args.trace {
         output::check_writable("--trace", path)?;
     }
-    let paths = files::find(&args.paths, file::EXTENSION)?;
-    let analysis = read::read_all(&paths);
+    let paths = read::find(&args.paths, file::EXTENSION)?;
+    let analysis = read::read_events(&paths);
     let selected = analysis.select(args.attempt.unwrap_or_default());
     if let (Some(Attempts::One(attempt)), []) = (args.attempt, &selected.files[..]) {
         let known: Vec<String> = selected.attempts.iter().map(u32::to_string).collect();

@@ -1,16 +1,15 @@
 //! The last collective of each rank, from the status files.
 
-use std::fs::File;
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use regatta_events::operation::{Communicator, OperationKind};
-use regatta_events::status::{CommunicatorStatus, CurrentOperation, SLOT, Status, decode};
+use regatta_events::status::{CommunicatorStatus, CurrentOperation, Status};
 use regatta_model::units::{format_elapsed, pluralize};
 use regatta_model::{Document, document, text_table};
 use regatta_observe::comms::Attempts;
+use regatta_observe::read::comms::read_status;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::FAINT;
@@ -73,7 +72,7 @@ pub fn run(paths: &[PathBuf], attempts: Attempts, json: bool) -> Result<bool> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as u64);
     let mut report = StatusReport::default();
     for path in paths {
-        match read(path).and_then(|bytes| decode(&bytes)) {
+        match read_status(path) {
             Some(status) => report.rows.extend(rows(&status, now)),
             None => report.unreadable.push(path.display().to_string()),
         }
@@ -90,13 +89,6 @@ pub fn run(paths: &[PathBuf], attempts: Attempts, json: bool) -> Result<bool> {
         false => output::print(&render(&report))?,
     }
     Ok(!report.rows.is_empty())
-}
-
-/// The first bytes of a file: a status file is short.
-fn read(path: &Path) -> Option<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path).ok()?.take(2 * SLOT as u64).read_to_end(&mut bytes).ok()?;
-    Some(bytes)
 }
 
 /// A row per communicator; one without a communicator if there is none.

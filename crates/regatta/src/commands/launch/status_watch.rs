@@ -2,8 +2,6 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::time::Duration;
@@ -13,6 +11,7 @@ use regatta_events::status::{self, Status};
 use regatta_launch::signals::is_termination_signal;
 use regatta_launch::worker_group::{JobEvent, RankControl};
 use regatta_observe::comms_status::{Finding, JobStatus, StallTracker, judge};
+use regatta_observe::read::comms;
 use regatta_wire::clock;
 
 /// Interval of reading, per `RANKS_PER_INTERVAL` ranks, and the longest: file systems have other work.
@@ -21,8 +20,6 @@ const MAX_INTERVAL: Duration = Duration::from_secs(10);
 const RANKS_PER_INTERVAL: usize = 256;
 /// Operations in flight for a shorter time are not reported.
 const MIN_AGE: Duration = Duration::from_secs(5);
-/// Most bytes of a status file that are read.
-const MAX_FILE: u64 = 4 * status::SLOT as u64;
 /// The status of all ranks.
 pub struct StatusWatch {
     snapshots: Receiver<Vec<Status>>,
@@ -133,23 +130,14 @@ fn read_periodically(
         std::thread::sleep(interval);
         let is_new = |path: &PathBuf| path.file_name().is_some_and(|name| !earlier.contains(name));
         let files = status_files(folder).filter(is_new);
-        if sender.send(files.filter_map(|path| read(&path)).collect()).is_err() {
+        if sender.send(files.filter_map(|path| comms::read_status(&path)).collect()).is_err() {
             return;
         }
     }
 }
 
-fn status_files(folder: &Path) -> impl Iterator<Item = PathBuf> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let paths = entries.map(|entry| entry.path());
-    paths.filter(|path| path.extension().is_some_and(|extension| extension == status::EXTENSION))
-}
-
-/// The status in a file. A file that is being written has an older one.
-fn read(path: &Path) -> Option<Status> {
-    let mut bytes = Vec::with_capacity(2 * status::SLOT);
-    File::open(path).ok()?.take(MAX_FILE).read_to_end(&mut bytes).ok()?;
-    status::decode(&bytes)
+fn status_files(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    comms::files_of(folder, status::EXTENSION).unwrap_or_default().into_iter()
 }
 
 #[cfg(test)]
