@@ -193,8 +193,7 @@ fn matching_and_schedules_do_no_io() {
 
 #[test]
 fn decisions_of_launch_do_no_io() {
-    let agents =
-        ["agents/agent_state.rs", "agents/node_table.rs", "agents/routes.rs", "agents/tree.rs"];
+    let agents = ["agents/node_table.rs", "agents/routes.rs", "agents/tree.rs"];
     let launchers = ["agent_launcher/command.rs", "agent_launcher/slurm_gres.rs"];
     let restarts = ["restart_policy.rs", "restart_backoff.rs", "node_pool.rs", "lines.rs"];
     assert_no_io("crates/launch", &[&agents[..], &launchers, &restarts].concat());
