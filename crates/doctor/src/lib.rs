@@ -11,6 +11,8 @@ pub mod facts;
 pub mod judge;
 pub mod peers;
 pub mod plugin;
+pub mod repetition;
+pub mod request;
 pub mod simulated;
 #[cfg(test)]
 mod testing;

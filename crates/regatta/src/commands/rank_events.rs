@@ -3,18 +3,15 @@
 
 use anyhow::Result;
 use regatta_launch::channel::{self, ChannelError, RankEnd};
+use regatta_launch::lines::MergedLine;
+use regatta_launch::status::{JobObserver, JobStatus};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-
-use super::launch::RankObserver;
 
 /// Reports events to the user.
 pub trait EventReporter {
     /// An event.
     type Event: Serialize + DeserializeOwned;
-
-    /// Whether the reporter itself prints the path of the run folder at the end.
-    const PRINTS_RUN_DIR: bool = false;
 
     /// Reports an event.
     fn on_event(&mut self, event: Self::Event);
@@ -42,39 +39,42 @@ pub trait EventReporter {
     }
 }
 
-impl<R: EventReporter> RankObserver for R {
-    fn on_line(&mut self) {
-        self.hide_progress();
+/// Decodes the events of a job for their reporter.
+pub struct RankEvents<'a, R>(pub &'a mut R);
+
+impl<R: EventReporter> JobObserver for RankEvents<'_, R> {
+    fn on_line(&mut self, _: &MergedLine) -> bool {
+        self.0.hide_progress();
+        true
+    }
+
+    fn flush(&mut self) -> bool {
+        self.0.on_exit();
+        true
     }
 
     fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String {
         match channel::decode_from(rank, bytes) {
             Ok(event) => {
-                let text = self.log_text(&event);
-                self.on_event(event);
+                let text = self.0.log_text(&event);
+                self.0.on_event(event);
                 text
             }
             Err(error) => {
-                self.on_event_error(error);
+                self.0.on_event_error(error);
                 String::new()
             }
         }
     }
 
-    fn on_signal(&mut self, signal: i32) {
-        EventReporter::on_signal(self, signal);
-    }
-
-    fn on_exit(&mut self) {
-        EventReporter::on_exit(self);
+    fn on_status(&mut self, status: &JobStatus<'_>) {
+        if let JobStatus::Signal { signal, .. } = status {
+            self.0.on_signal(*signal);
+        }
     }
 
     fn failure(&self) -> Option<String> {
-        EventReporter::failure(self)
-    }
-
-    fn prints_run_dir(&self) -> bool {
-        R::PRINTS_RUN_DIR
+        self.0.failure()
     }
 }
 

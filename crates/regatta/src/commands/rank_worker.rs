@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use regatta_comm::CommError;
+use regatta_doctor::request::DoctorRequest;
 use regatta_launch::channel::RankEnd;
 use regatta_model::Machine;
 use regatta_train::training::TrainError;
@@ -14,7 +15,7 @@ use regatta_measure::rank::BenchError;
 use regatta_measure::request::BenchRequest;
 
 use super::bench;
-use super::doctor::rank::{self as doctor_rank, DoctorTask};
+use super::doctor::rank as doctor_rank;
 use super::train::{self, TrainTask};
 use crate::output;
 
@@ -35,7 +36,7 @@ pub enum RankTask {
     /// `regatta bench`.
     Bench(Box<BenchRequest>),
     /// `regatta doctor`.
-    Doctor(Box<DoctorTask>),
+    Doctor(Box<DoctorRequest>),
     /// `regatta train`.
     Train(TrainTask),
 }
@@ -81,7 +82,7 @@ pub fn run() -> Result<ExitCode> {
     let context = RankContext { command_line, machine, channel: Some(channel) };
     let result = match task {
         RankTask::Bench(request) => bench::run_rank(&request, context),
-        RankTask::Doctor(task) => doctor_rank::run(&task, context),
+        RankTask::Doctor(request) => doctor_rank::run(&request, context),
         RankTask::Train(task) => train::run_rank(&task, context.channel),
     };
     if let Err(error) = &result {

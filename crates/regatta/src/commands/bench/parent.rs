@@ -14,7 +14,8 @@ use super::args::BenchRankArgs;
 use super::net_plugin;
 use super::options::BenchOptions;
 use super::reporter::Reporter;
-use crate::commands::launch::{self, LaunchOptions, new_run_id, run_dir_or_new};
+use crate::commands::launch::{self, LaunchOptions, RankReporter, new_run_id, run_dir_or_new};
+use crate::commands::rank_events::RankEvents;
 use crate::commands::rank_worker::RankTask;
 use crate::commands::reporter_output::ReporterOutput;
 use crate::commands::self_launch::{
@@ -62,7 +63,9 @@ impl BenchLaunch {
         note_oversubscription(job, &self.discovery);
         job.run_dir = Some(folder.to_owned());
         set_request(job, &self.discovery, RankTask::Bench(Box::new(request.clone())))?;
-        let code = launch::launch(&self.options, self.discovery, Some(&mut reporter), Vec::new())?;
+        let events = &mut RankEvents(&mut reporter);
+        let events = RankReporter { observer: events, names_run_dir: false };
+        let code = launch::launch(&self.options, self.discovery, Some(events), Vec::new())?;
         let exit_code = reporter.finish()?;
         Ok(if code == ExitCode::SUCCESS { exit_code } else { code })
     }

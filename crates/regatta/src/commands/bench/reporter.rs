@@ -331,10 +331,11 @@ fn summary(result: &BenchResult) -> BenchSummary {
 #[cfg(test)]
 mod tests {
     use regatta_launch::channel;
+    use regatta_launch::status::JobObserver as _;
 
     use super::super::{args::tests::parse_bench, options};
     use super::*;
-    use crate::commands::launch::RankObserver;
+    use crate::commands::rank_events::RankEvents;
 
     /// Finishes a run with one row after this frame from rank 0.
     fn finish(frame: &[u8]) -> Result<ExitCode> {
@@ -343,7 +344,7 @@ mod tests {
         let mut reporter = Reporter::new(&options, None, ReporterOutput::default())?;
         reporter.on_event(BenchEvent::TableStarted(BenchTable::default()));
         reporter.on_event(BenchEvent::Row(Box::default()));
-        reporter.on_frame(0, frame);
+        RankEvents(&mut reporter).on_frame(0, frame);
         reporter.finish()
     }
 

@@ -5,18 +5,24 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use regatta_discover::systems;
 use regatta_doctor::JobFacts;
+use regatta_doctor::request::NodeTests;
 use regatta_launch::config::JobConfig;
 use regatta_launch::signal_catcher;
 use regatta_model::Scheduler;
 use regatta_model::result::RankExit;
 
-use super::nodes::Tests;
 use super::observer::DoctorObserver;
-use crate::commands::launch::{self, Interrupted, LaunchOptions, new_run_id, run_dir_or_new};
+use crate::commands::launch::{
+    self, Interrupted, LaunchOptions, RankReporter, new_run_id, run_dir_or_new,
+};
 use regatta_launch::discovery::Discovery;
 
 /// Runs the tests on all nodes. The launch tolerates nodes that do not start or are lost.
-pub fn collect(options: &LaunchOptions, discovery: &Discovery, tests: &Tests) -> Result<JobFacts> {
+pub fn collect(
+    options: &LaunchOptions,
+    discovery: &Discovery,
+    tests: &NodeTests,
+) -> Result<JobFacts> {
     if let Some(me) = discovery.allocation.this_rank {
         bail!(
             "this is rank {} of a job: run `regatta doctor` once for the whole job, without srun or \
@@ -31,7 +37,8 @@ pub fn collect(options: &LaunchOptions, discovery: &Discovery, tests: &Tests) ->
     let mut observer = DoctorObserver::new(tests.clone(), discovery);
     observer.set_request(&mut options.job, discovery)?;
     let parts = vec![observer.request()];
-    launch::launch(&options, discovery.clone(), Some(&mut observer), parts)?;
+    let reporter = RankReporter { observer: &mut observer, names_run_dir: true };
+    launch::launch(&options, discovery.clone(), Some(reporter), parts)?;
     if let Some(signal) = signal_catcher::terminated_by() {
         return Err(Interrupted(RankExit::Signal(signal)).into());
     }

@@ -1,7 +1,6 @@
 //! `regatta doctor`: whether the nodes of the allocation, or this machine, are fit to run a job.
 
 mod collect;
-mod confirm;
 pub mod nodes;
 mod observer;
 pub mod rank;
@@ -22,7 +21,6 @@ use crate::commands::launch::LaunchOptions;
 use crate::commands::self_launch::LaunchRequest;
 use crate::options::{at_least, positive};
 use crate::output;
-use nodes::Tests;
 pub use render::render;
 
 /// `regatta doctor`.
@@ -97,7 +95,7 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
         None => {
             let options = nodes::launch_options(&args.launch_args()?.job)?;
             let discovery = Discovery::of_job(&options.job)?;
-            nodes::examine(&options, &discovery, &Tests::new(&skip, &args.path)?)?
+            nodes::examine(&options, &discovery, &nodes::tests(&skip, &args.path)?)?
         }
     };
     if let Some(path) = &args.dump {

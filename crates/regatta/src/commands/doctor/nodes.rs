@@ -6,13 +6,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use regatta_doctor::{Check, JobFacts};
+use regatta_doctor::request::NodeTests;
+use regatta_doctor::{Check, JobFacts, repetition};
 use regatta_launch::config::{JobConfig, JobSource};
 use regatta_launch::discovery::Discovery;
-use serde::{Deserialize, Serialize};
 
 use super::collect::collect;
-use super::confirm;
 use crate::commands::launch::LaunchOptions;
 use crate::commands::self_launch::LaunchRequest;
 use crate::output;
@@ -24,47 +23,31 @@ const MAX_RESTARTS: u32 = 3;
 /// Time for a rank to exit after a signal: it holds nothing worth saving.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// What to test on every node.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tests {
-    /// Working directory of the job.
-    pub work_dir: PathBuf,
-    /// Further directories to test.
-    pub paths: Vec<PathBuf>,
-    /// Whether to test connections between nodes.
-    pub network: bool,
-    /// Whether to measure cores, memory and GPUs.
-    pub speed: bool,
-}
-
-impl Tests {
-    /// All tests but those that only the skipped checks need.
-    pub fn new(skip: &BTreeSet<Check>, paths: &[PathBuf]) -> Result<Self> {
-        let work_dir = std::env::current_dir().context("current directory")?;
-        let absolute = |path: &PathBuf| {
-            std::path::absolute(path).with_context(|| format!("--path {}", path.display()))
-        };
-        let network = [Check::Reachability, Check::Bandwidth, Check::Clocks];
-        Ok(Self {
-            work_dir,
-            paths: paths.iter().map(absolute).collect::<Result<_>>()?,
-            network: !network.iter().all(|check| skip.contains(check)),
-            speed: !skip.contains(&Check::Speed),
-        })
-    }
+/// All tests but those that only the skipped checks need.
+pub fn tests(skip: &BTreeSet<Check>, paths: &[PathBuf]) -> Result<NodeTests> {
+    let work_dir = std::env::current_dir().context("current directory")?;
+    let absolute = |path: &PathBuf| {
+        std::path::absolute(path).with_context(|| format!("--path {}", path.display()))
+    };
+    let paths = paths.iter().map(absolute).collect::<Result<_>>()?;
+    Ok(NodeTests::new(skip, work_dir, paths))
 }
 
 /// Collects the facts of the discovered nodes. Measurements with a bad result are repeated: a disturbance
 /// seldom occurs three times.
-pub fn examine(options: &LaunchOptions, discovery: &Discovery, tests: &Tests) -> Result<JobFacts> {
+pub fn examine(
+    options: &LaunchOptions,
+    discovery: &Discovery,
+    tests: &NodeTests,
+) -> Result<JobFacts> {
     let mut facts = collect(options, discovery, tests)?;
     for repetition in 1..=MAX_REPETITIONS {
-        let Some(tests) = confirm::tests_to_repeat(&facts, tests) else { break };
+        let Some(tests) = repetition::tests_to_repeat(&facts, tests) else { break };
         output::note("a measurement gave a bad result: repeating it");
         let mut options = options.clone();
         let folder = options.job.run_dir.as_mut();
         folder.into_iter().for_each(|folder| folder.push(format!("repetition-{repetition}")));
-        facts = confirm::better_of(facts, &collect(&options, discovery, &tests)?);
+        facts = repetition::better_of(facts, &collect(&options, discovery, &tests)?);
     }
     Ok(facts)
 }

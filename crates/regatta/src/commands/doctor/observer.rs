@@ -8,21 +8,21 @@ use anyhow::Result;
 use regatta_doctor::JobFacts;
 use regatta_doctor::facts::{MissingNode, NodeFacts};
 use regatta_doctor::peers::{self, PeerNode, PeerTable};
+use regatta_doctor::request::{DoctorRequest, NodeReport, NodeTests};
 use regatta_launch::attempt::AttemptSpec;
 use regatta_launch::channel;
 use regatta_launch::config::JobConfig;
 use regatta_launch::error::PartError;
 use regatta_launch::parts::JobPart;
+use regatta_launch::status::{JobObserver, JobStatus};
 use regatta_model::hostlist;
 use regatta_model::units::pluralize;
 use regatta_model::{Machine, Nic};
 use regatta_place::rendezvous;
 use regatta_wire::secret::Secret;
 
-use super::nodes::Tests;
-use super::rank::{DoctorTask, NodeReport};
 use crate::cli::FAINT;
-use crate::commands::launch::{QueuedStreams, RankObserver};
+use crate::commands::launch::QueuedStreams;
 use crate::commands::rank_worker::{self, RankRequest, RankTask};
 use crate::commands::reporter_output::ReporterOutput;
 use crate::commands::self_launch;
@@ -38,7 +38,7 @@ const NO_MEASUREMENT: &str = "the rank of the node failed or was lost in the mea
 
 /// Collects the reports.
 pub struct DoctorObserver {
-    tests: Tests,
+    tests: NodeTests,
     /// All hosts of the allocation, in its order.
     hosts: Vec<String>,
     /// The machine, if the only rank runs on this one.
@@ -52,7 +52,7 @@ pub struct DoctorObserver {
 }
 
 impl DoctorObserver {
-    pub fn new(tests: Tests, discovery: &Discovery) -> Self {
+    pub fn new(tests: NodeTests, discovery: &Discovery) -> Self {
         let hosts = discovery.allocation.nodes.iter().map(|node| node.host.clone()).collect();
         Self {
             tests,
@@ -68,7 +68,7 @@ impl DoctorObserver {
     /// Sets the command of the ranks. Their input follows when the addresses of the nodes are known.
     pub fn set_request(&self, config: &mut JobConfig, discovery: &Discovery) -> Result<()> {
         let table = PeerTable { token: String::new(), ports: Vec::new(), nodes: Vec::new() };
-        let task = RankTask::Doctor(Box::new(DoctorTask { tests: self.tests.clone(), table }));
+        let task = RankTask::Doctor(Box::new(DoctorRequest { tests: self.tests.clone(), table }));
         self_launch::set_request(config, discovery, task)
     }
 
@@ -111,7 +111,7 @@ impl DoctorObserver {
     }
 }
 
-impl RankObserver for DoctorObserver {
+impl JobObserver for DoctorObserver {
     fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String {
         match channel::decode_from(rank, bytes) {
             Ok(NodeReport::Collected(facts)) => {
@@ -126,18 +126,16 @@ impl RankObserver for DoctorObserver {
         String::new()
     }
 
-    fn prints_run_dir(&self) -> bool {
-        true
-    }
-
-    fn on_excluded(&mut self, excluded: &[(String, String)]) {
-        self.excluded.extend(excluded.iter().cloned());
+    fn on_status(&mut self, status: &JobStatus<'_>) {
+        if let JobStatus::Excluded(nodes) = status {
+            self.excluded.extend(nodes.iter().cloned());
+        }
     }
 }
 
 /// The request of the ranks, for which the addresses of the nodes must be known.
 struct PeerRequest {
-    tests: Tests,
+    tests: NodeTests,
     machine: Option<Machine>,
     output: Option<QueuedStreams>,
 }
@@ -159,7 +157,7 @@ impl JobPart for PeerRequest {
             nodes: placed.iter().map(|node| &node.host).zip(networks).map(node).collect(),
             token,
         };
-        let task = DoctorTask { tests: self.tests.clone(), table };
+        let task = DoctorRequest { tests: self.tests.clone(), table };
         let request = RankRequest {
             task: RankTask::Doctor(Box::new(task)),
             command_line: rank_worker::command_line(),

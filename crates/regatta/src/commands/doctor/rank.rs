@@ -10,14 +10,13 @@ use regatta_comm::gpu_runtime::Vendor;
 use regatta_discover::{Env, Sysroot};
 use regatta_doctor::collect::{self, CollectOptions, JobIdentity};
 use regatta_doctor::facts::{DirectoryUse, NodeFacts, Rate, RateTest};
-use regatta_doctor::peers::{PeerLimits, PeerTable, PeerTest, PeerTestError};
+use regatta_doctor::peers::{PeerLimits, PeerTest, PeerTestError};
+use regatta_doctor::request::{DoctorRequest, NodeReport, NodeTests};
 use regatta_launch::channel::RankEnd;
 use regatta_measure::roofline::node_rates::{self, NodeRate, NodeTest};
 use regatta_measure::roofline::rank_threads;
 use regatta_model::{GpuVendor, Machine};
-use serde::{Deserialize, Serialize};
 
-use super::nodes::Tests;
 use crate::commands::plugin::{LOAD_LIMIT, load_library};
 use crate::commands::rank_worker::RankContext;
 
@@ -28,40 +27,22 @@ const SECTION_LIMIT: Duration = Duration::from_secs(20);
 /// Time of each measurement on the CPUs.
 const RATE_TIME: Duration = Duration::from_millis(400);
 
-/// What a rank has to do.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct DoctorTask {
-    /// The tests.
-    pub tests: Tests,
-    /// All nodes, by rank.
-    pub table: PeerTable,
-}
-
-/// What a rank reports.
-#[derive(Debug, Serialize, Deserialize)]
-pub enum NodeReport {
-    /// Facts without measurements, sent first: a node may fail in a measurement.
-    Collected(Box<NodeFacts>),
-    /// All facts.
-    Complete(Box<NodeFacts>),
-}
-
 /// Runs the rank.
-pub fn run(task: &DoctorTask, context: RankContext) -> Result<ExitCode> {
+pub fn run(request: &DoctorRequest, context: RankContext) -> Result<ExitCode> {
     let mut channel =
         context.channel.context("this command is for the ranks of `regatta doctor`")?;
     let env = Env::from_process();
     let rank = env.get("RANK").and_then(|rank| rank.parse().ok()).unwrap_or(0);
     let root = Sysroot::live();
     // First: other nodes may be ready earlier.
-    let peer_test = start_peer_test(task, rank);
+    let peer_test = start_peer_test(request, rank);
     let machine = context.machine.unwrap_or_else(|| regatta_discover::discover(&root, &env));
     let before = collect::nic_counters(&root, &machine);
     // Before the other tests, which nodes end at different times.
     let connections = peer_test.map(|test| test.map(PeerTest::run).unwrap_or_default());
     let after = collect::nic_counters(&root, &machine);
     let options = CollectOptions {
-        directories: directories(&task.tests, &env),
+        directories: directories(&request.tests, &env),
         write_bytes: WRITE_BYTES,
         limit: SECTION_LIMIT,
         job: JobIdentity::of_process(&env),
@@ -71,7 +52,7 @@ pub fn run(task: &DoctorTask, context: RankContext) -> Result<ExitCode> {
     if let Some(plugin) = facts.net_plugin.as_mut().filter(|plugin| plugin.load_error.is_none()) {
         plugin.load_error = plugin_load_error(&plugin.path);
     }
-    if let Some(node) = task.table.nodes.get(rank) {
+    if let Some(node) = request.table.nodes.get(rank) {
         facts.host.clone_from(&node.host);
     }
     match connections {
@@ -79,7 +60,7 @@ pub fn run(task: &DoctorTask, context: RankContext) -> Result<ExitCode> {
         Err(error) => facts.notes.push(format!("the network was not tested: {error}")),
     }
     send(&mut channel, NodeReport::Collected(Box::new(facts.clone())))?;
-    if task.tests.speed {
+    if request.tests.speed {
         measure(&mut facts);
     }
     send(&mut channel, NodeReport::Complete(Box::new(facts)))?;
@@ -93,9 +74,12 @@ fn plugin_load_error(path: &str) -> Option<String> {
 }
 
 /// Starts to answer other nodes; `None` if there is nothing to test.
-fn start_peer_test(task: &DoctorTask, rank: usize) -> Result<Option<PeerTest<'_>>, PeerTestError> {
-    let is_needed = task.tests.network && task.table.nodes.len() > 1;
-    is_needed.then(|| PeerTest::start(&task.table, rank, PeerLimits::default())).transpose()
+fn start_peer_test(
+    request: &DoctorRequest,
+    rank: usize,
+) -> Result<Option<PeerTest<'_>>, PeerTestError> {
+    let is_needed = request.tests.network && request.table.nodes.len() > 1;
+    is_needed.then(|| PeerTest::start(&request.table, rank, PeerLimits::default())).transpose()
 }
 
 fn send(channel: &mut RankEnd, report: NodeReport) -> Result<()> {
@@ -103,7 +87,7 @@ fn send(channel: &mut RankEnd, report: NodeReport) -> Result<()> {
 }
 
 /// The directories that jobs write to.
-fn directories(tests: &Tests, env: &Env) -> Vec<(DirectoryUse, PathBuf)> {
+fn directories(tests: &NodeTests, env: &Env) -> Vec<(DirectoryUse, PathBuf)> {
     let variable = |name: &str| env.get(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let temporary = variable("TMPDIR").unwrap_or_else(|| PathBuf::from("/tmp"));
     let fixed = [

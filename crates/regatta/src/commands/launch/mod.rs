@@ -8,7 +8,6 @@ mod net_check;
 mod options;
 mod preflight;
 pub mod profile;
-mod rank_observer;
 mod report;
 mod status_watch;
 
@@ -29,8 +28,6 @@ use crate::output;
 use console::{Console, ShownRanks};
 pub use line_writer::{QueuedOutput, QueuedStreams};
 pub use options::LaunchOptions;
-pub use rank_observer::RankObserver;
-use rank_observer::RankReporter;
 pub use regatta_launch::driver::{new_run_id, run_dir_or_new};
 pub use regatta_launch::error::Interrupted;
 
@@ -44,12 +41,19 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
     launch(&options, discovery, None, Vec::new())
 }
 
+/// What reports the progress of a command's own ranks to the user.
+pub struct RankReporter<'a> {
+    pub observer: &'a mut dyn JobObserver,
+    /// Whether it prints the path of the run folder at the end.
+    pub names_run_dir: bool,
+}
+
 /// Launches the ranks on the nodes that were discovered. `parts` are those of the command that launches its
-/// own ranks, and `observer` reports what they do.
+/// own ranks, and `reporter` reports what they do.
 pub fn launch<'a>(
     options: &'a LaunchOptions,
     discovery: Discovery,
-    observer: Option<&mut dyn RankObserver>,
+    reporter: Option<RankReporter<'_>>,
     mut parts: JobParts<'a>,
 ) -> Result<ExitCode> {
     let config = &options.job;
@@ -71,7 +75,7 @@ pub fn launch<'a>(
     let job = Job { config, parts };
     match options.dry_run {
         true => dry_run::print(job, discovery),
-        false => start(options, job, discovery, observer),
+        false => start(options, job, discovery, reporter),
     }
 }
 
@@ -98,18 +102,20 @@ fn start(
     options: &LaunchOptions,
     job: Job<'_>,
     discovery: Discovery,
-    observer: Option<&mut dyn RankObserver>,
+    reporter: Option<RankReporter<'_>>,
 ) -> Result<ExitCode> {
     let (timeout, report) = (options.job.heartbeat_timeout, output::error);
     reaper::fork_worker(Watchdog { timeout, report, agent: None })?;
-    let ranks = match &observer {
+    let ranks = match &reporter {
         None => ShownRanks::OfUser,
-        Some(observer) => ShownRanks::Own { names_run_dir: observer.prints_run_dir() },
+        Some(reporter) => ShownRanks::Own { names_run_dir: reporter.names_run_dir },
     };
     let mut console = Console::new(options, ranks)?;
-    let mut reporter = observer.map(RankReporter);
-    let reporter = reporter.as_mut().map(|reporter| reporter as &mut dyn JobObserver);
-    let observers = reporter.into_iter().chain([&mut console as &mut dyn JobObserver]).collect();
+    let mut observers: Vec<&mut dyn JobObserver> = Vec::new();
+    if let Some(reporter) = reporter {
+        observers.push(reporter.observer);
+    }
+    observers.push(&mut console);
     let result = driver::run(job, discovery, &mut Observers::new(observers))?;
     Ok(match result.exit_code {
         0 if console.is_incomplete() => ExitCode::FAILURE,

@@ -9,7 +9,7 @@ use regatta_model::hostlist;
 
 use super::report;
 use crate::commands::doctor;
-use crate::commands::doctor::nodes::{Tests, examine, launch_options};
+use crate::commands::doctor::nodes::{self, examine, launch_options};
 use crate::output;
 use regatta_launch::config::JobConfig;
 use regatta_launch::discovery::Discovery;
@@ -27,7 +27,7 @@ pub fn run(config: &mut JobConfig, discovery: &mut Discovery) -> Result<()> {
     let pool = node_pool(config, discovery)?;
     let skip = BTreeSet::new();
     let options = launch_options(config)?;
-    let facts = examine(&options, discovery, &Tests::new(&skip, &[])?)?;
+    let facts = examine(&options, discovery, &nodes::tests(&skip, &[])?)?;
     let diagnosis = judge(&facts, &skip);
     // Standard output belongs to the job.
     output::eprint(&doctor::render(&diagnosis, false));

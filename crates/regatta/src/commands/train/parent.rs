@@ -13,7 +13,8 @@ use super::reporter::ProgressReporter;
 use super::run_folder;
 use super::smoke::{ReportingProcess, SmokeReporter};
 use super::task::TrainTask;
-use crate::commands::launch::{self, new_run_id, run_dir_or_new};
+use crate::commands::launch::{self, RankReporter, new_run_id, run_dir_or_new};
+use crate::commands::rank_events::RankEvents;
 use crate::commands::rank_worker::RankTask;
 use crate::commands::self_launch::{
     LaunchRequest, has_rank_count, local_rank_count, note_oversubscription, set_request,
@@ -54,12 +55,16 @@ pub fn run(mut task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
     set_request(&mut launch.job, &discovery, RankTask::Train(task))?;
     if !smoke {
         let mut reporter = ProgressReporter::of_launcher(args.json, &run_dir.unwrap_or(folder));
-        let code = launch::launch(&launch, discovery, Some(&mut reporter), Vec::new())?;
+        let events = &mut RankEvents(&mut reporter);
+        let events = RankReporter { observer: events, names_run_dir: true };
+        let code = launch::launch(&launch, discovery, Some(events), Vec::new())?;
         reporter.resume_hint().iter().for_each(|hint| output::note(hint));
         return Ok(code);
     }
     let mut reporter = SmokeReporter::new(ReportingProcess::Parent, args.json);
-    let code = launch::launch(&launch, discovery, Some(&mut reporter), Vec::new())?;
+    let events = &mut RankEvents(&mut reporter);
+    let events = RankReporter { observer: events, names_run_dir: false };
+    let code = launch::launch(&launch, discovery, Some(events), Vec::new())?;
     reporter.finish()?;
     Ok(code)
 }

@@ -93,8 +93,6 @@ impl ProgressReporter {
 impl EventReporter for ProgressReporter {
     type Event = Event;
 
-    const PRINTS_RUN_DIR: bool = true;
-
     fn on_event(&mut self, event: Event) {
         if self.has_dashboard && self.refresh.is_none() {
             self.refresh = RefreshThread::start(self.output.clone(), self.start);

@@ -82,10 +82,11 @@ impl SmokeReporter {
 #[cfg(test)]
 mod tests {
     use regatta_launch::channel;
+    use regatta_launch::status::JobObserver as _;
     use regatta_train::training::smoke::{Check, CheckResult, Details, Findings, RankInfo};
 
     use super::*;
-    use crate::commands::launch::RankObserver;
+    use crate::commands::rank_events::RankEvents;
 
     /// The event with the ranks of the job is a few MB.
     #[test]
@@ -100,7 +101,7 @@ mod tests {
         let check = CheckResult { check: Check::Ranks, findings, ..CheckResult::default() };
         let mut reporter = SmokeReporter::new(ReportingProcess::Parent, true);
         let event = SmokeEvent::Check(Box::new(check.clone()));
-        reporter.on_frame(0, &channel::encode(&event).unwrap());
+        RankEvents(&mut reporter).on_frame(0, &channel::encode(&event).unwrap());
         assert_eq!(reporter.report.checks.last(), Some(&check));
     }
 }

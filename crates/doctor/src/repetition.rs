@@ -3,16 +3,15 @@
 
 use std::collections::BTreeSet;
 
-use regatta_doctor::facts::{NodeFacts, Peer, Rate};
-use regatta_doctor::{Check, JobFacts, Verdict, judge};
-
-use super::nodes::Tests;
+use crate::facts::{NodeFacts, Peer, Rate};
+use crate::request::NodeTests;
+use crate::{Check, JobFacts, Verdict, judge};
 
 /// Checks by measurement.
 const MEASURED: [Check; 3] = [Check::Bandwidth, Check::Speed, Check::FileSystemSpeed];
 
 /// The tests that are to be repeated, if any.
-pub fn tests_to_repeat(facts: &JobFacts, tests: &Tests) -> Option<Tests> {
+pub fn tests_to_repeat(facts: &JobFacts, tests: &NodeTests) -> Option<NodeTests> {
     let skip: BTreeSet<Check> =
         Check::ALL.into_iter().filter(|check| !MEASURED.contains(check)).collect();
     let diagnosis = judge(facts, &skip);
@@ -21,7 +20,7 @@ pub fn tests_to_repeat(facts: &JobFacts, tests: &Tests) -> Option<Tests> {
     };
     let (network, speed) = (is_bad(Check::Bandwidth), is_bad(Check::Speed));
     let repeat = network || speed || is_bad(Check::FileSystemSpeed);
-    repeat.then(|| Tests {
+    repeat.then(|| NodeTests {
         network: tests.network && network,
         speed: tests.speed && speed,
         ..tests.clone()
@@ -74,7 +73,7 @@ fn better(one: Option<f64>, other: Option<f64>, of: fn(f64, f64) -> f64) -> Opti
 
 #[cfg(test)]
 mod tests {
-    use regatta_doctor::facts::RateTest;
+    use crate::facts::RateTest;
 
     use super::*;
 
@@ -88,8 +87,8 @@ mod tests {
         JobFacts { nodes: rates.iter().enumerate().map(node).collect(), ..JobFacts::default() }
     }
 
-    fn tests() -> Tests {
-        Tests { work_dir: "/".into(), paths: Vec::new(), network: true, speed: true }
+    fn tests() -> NodeTests {
+        NodeTests { work_dir: "/".into(), paths: Vec::new(), network: true, speed: true }
     }
 
     #[test]
