@@ -1,5 +1,7 @@
 //! Errors of collectives and of the bootstrap.
 
+use regatta_events::hang::wording;
+
 use crate::{DType, Signature};
 
 /// A rank and its host.
@@ -53,10 +55,10 @@ pub enum CommError {
     #[error("{peer} was lost during {call}: {why}")]
     RankLost { peer: Peer, why: String, call: String },
     /// Ranks issued different calls.
-    #[error(
-        "collective mismatch in call {sequence} of this communicator: {ours_by} called {ours}, \
-         {theirs_by} called {theirs}; all ranks must issue the same calls in the same order"
-    )]
+    #[error("{}", wording::mismatch(
+        format!("call {sequence} of this communicator"),
+        [(ours_by, ours), (theirs_by, theirs)]
+    ))]
     CallMismatch {
         sequence: u64,
         ours_by: Peer,
@@ -71,7 +73,7 @@ pub enum CommError {
     )]
     CountMismatch { from: Peer, to: Peer, dtype: DType, sent: u64, expected: u64 },
     /// Ranks did not enter the call in time.
-    #[error("{call}: timed out after {seconds} s waiting for {}", list(.missing))]
+    #[error("{call}: {}", wording::timed_out(*seconds, list(.missing)))]
     Timeout { call: String, seconds: u64, missing: Vec<Peer> },
     /// Both ranks are alive, but messages from one do not reach the other.
     #[error("the link from {from} to {to} failed during {call}: {why}")]

@@ -69,8 +69,6 @@ struct AttemptDriver<'a> {
     node_lost_at: Option<Instant>,
     /// Cause of the first failure, where more is known than the rank's exit.
     cause: Option<String>,
-    /// The stall by which a hang was detected.
-    stall: Option<String>,
     warnings: Vec<String>,
     signals: NodeSignalDedup,
     /// Signals that the observer has not been notified of.
@@ -95,7 +93,6 @@ pub fn run(
         lost_nodes: Vec::new(),
         node_lost_at: None,
         cause: None,
-        stall: None,
         warnings: Vec::new(),
         signals: NodeSignalDedup::default(),
         unobserved: Vec::new(),
@@ -228,12 +225,11 @@ impl AttemptDriver<'_> {
                 self.set_cause(why);
                 self.supervise(SupervisorInput::CheckFailed);
             }
-            JobEvent::Stalled { why } => {
-                let was_hung = self.supervisor.hung;
+            JobEvent::Stalled => {
+                let was_hung = self.supervisor.hang.is_some();
                 self.supervise(SupervisorInput::Stalled);
-                if self.supervisor.hung && !was_hung {
-                    self.record(None, RunEvent::Stalled { why: why.clone() });
-                    self.stall = Some(why);
+                if let (Some(why), false) = (self.supervisor.hang.clone(), was_hung) {
+                    self.record(None, RunEvent::Stalled { why });
                 }
             }
             JobEvent::Warning(text) => self.warn(text),
@@ -327,7 +323,7 @@ impl AttemptDriver<'_> {
             restarts: self.job.attempt,
             reason: self.reason(failure.as_ref()),
             failure,
-            hang: self.supervisor.hung.then(|| self.rank_states.clone()),
+            hang: self.supervisor.hang.as_ref().map(|_| self.rank_states.clone()),
             collectives: Vec::new(),
             notes: self.warnings,
             rank_exits: self.supervisor.rank_exits,
@@ -339,14 +335,10 @@ impl AttemptDriver<'_> {
     }
 
     fn reason(&self, failure: Option<&RankFailure>) -> String {
-        let limit = self.job.limits.hang_after.unwrap_or_default().as_secs();
+        if let Some(why) = &self.supervisor.hang {
+            return format!("hang detected: {why}");
+        }
         match (failure, self.supervisor.signal, &self.cause) {
-            _ if self.supervisor.hung => match &self.stall {
-                Some(stall) => format!("hang detected: {stall}"),
-                None => {
-                    format!("hang detected: no rank wrote output or used CPU time for {limit} s")
-                }
-            },
             (_, _, Some(cause)) if self.supervisor.check_failed => cause.clone(),
             (Some(_), _, Some(cause)) => cause.clone(),
             (Some(RankFailure { rank, host, exit, .. }), ..) => {

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use regatta_events::hang::wording;
 use regatta_model::result::{RankExit, STOPPED_EARLY};
 
 use crate::failure_attribution::FailureAttribution;
@@ -97,8 +98,8 @@ pub struct Supervisor {
     last_progress: Instant,
     /// Whether the user stopped the ranks (SIGTSTP).
     stopped: bool,
-    /// Whether the job was terminated because it hung.
-    pub(crate) hung: bool,
+    /// Why the job was terminated, if it hung.
+    pub(crate) hang: Option<String>,
     /// Whether the job was terminated because a check failed.
     pub(crate) check_failed: bool,
     running: u32,
@@ -121,7 +122,7 @@ impl Supervisor {
             kill_at: None,
             last_progress: now,
             stopped: false,
-            hung: false,
+            hang: None,
             check_failed: false,
             running: ranks,
             rank_exits: BTreeMap::new(),
@@ -286,7 +287,7 @@ impl Supervisor {
         if !is_running || self.kill_at.is_some() || self.stopped {
             return Vec::new();
         }
-        self.hung = true;
+        self.hang = Some(wording::no_progress(self.hang_limit()));
         self.terminate_others(now)
     }
 
@@ -295,7 +296,7 @@ impl Supervisor {
             JobPhase::Running | JobPhase::Terminating(_)
                 if self.kill_at.is_none() && self.is_hanging(now) =>
             {
-                self.hung = true;
+                self.hang = Some(wording::no_activity(self.hang_limit()));
                 self.terminate_others(now)
             }
             JobPhase::Terminating(_) if self.kill_at.is_some_and(|at| now >= at) => {
@@ -306,6 +307,10 @@ impl Supervisor {
             JobPhase::Killing => vec![SupervisorAction::Kill],
             _ => Vec::new(),
         }
+    }
+
+    fn hang_limit(&self) -> Duration {
+        self.limits.hang_after.unwrap_or_default()
     }
 
     fn is_hanging(&self, now: Instant) -> bool {
@@ -321,7 +326,7 @@ impl Supervisor {
         let all_good = self.running == 0 && exits().all(is_clean);
         match (self.first_failure(), self.signal) {
             (Some((_, exit)), _) => exit.exit_code(),
-            _ if self.hung => HANG_CODE,
+            _ if self.hang.is_some() => HANG_CODE,
             _ if self.check_failed => CHECK_FAILED_CODE,
             (None, Some(signal)) if !all_good => RankExit::Signal(signal).exit_code(),
             _ if exits().any(|exit| exit.is_stopped_early()) => STOPPED_EARLY,

@@ -41,8 +41,8 @@ pub enum JobEvent {
     StartFailed { rank: u32, why: String },
     /// A check of the running job failed: its ranks are terminated, and the job is not restarted.
     CheckFailed { why: String },
-    /// An operation of a communicator has made no progress for the time in the text.
-    Stalled { why: String },
+    /// An operation of a communicator has made no progress for the hang timeout.
+    Stalled,
     /// A text for the user, shown at once.
     Notice(String),
     /// A warning for the user.

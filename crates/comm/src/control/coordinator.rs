@@ -92,6 +92,7 @@ impl FaultCoordinator {
                 self.conn_reports.push((now + REPORT_DELAY, report));
             }
             ToRoot::Query { comm_id, call, awaited, members, timeout_s } => {
+                let awaited = awaited.into_iter().collect();
                 self.query(from, StalledCall { comm_id, call, awaited, members }, timeout_s, now);
             }
             ToRoot::Status { query, calls, recent_calls, message_counts, waits } => {

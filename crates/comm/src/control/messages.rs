@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use regatta_events::hang::wording;
 use serde::{Deserialize, Serialize};
 
 use super::world_table::WorldTable;
@@ -58,15 +59,20 @@ pub const ACCEPTED: &[u8] = b"accepted";
 pub const ACCEPTED_REUSE: &[u8] = b"accepted, reuse";
 
 /// Why a communicator failed, in global ranks.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Fault {
     /// A rank was lost.
+    #[error("global rank {rank} was lost: {why}")]
     Lost {
         rank: u32,
         /// How it was detected.
         why: String,
     },
     /// Ranks made different calls.
+    #[error("{}", wording::mismatch(format!("call {sequence}"), [
+        (&format!("global rank {}", majority.0), &majority.1),
+        (&format!("global rank {}", minority.0), &minority.1),
+    ]))]
     CallMismatch {
         /// The sequence number of the call.
         sequence: u64,
@@ -76,6 +82,7 @@ pub enum Fault {
         minority: (u32, Signature),
     },
     /// Ranks did not enter a call in time.
+    #[error("{}", wording::timed_out(*seconds, format!("global ranks {missing:?}")))]
     Timeout {
         /// The sequence number of the call.
         sequence: u64,
@@ -85,6 +92,7 @@ pub enum Fault {
         missing: Vec<u32>,
     },
     /// Both ranks are alive, but messages from one do not reach the other.
+    #[error("the link from global rank {from} to global rank {to} failed: {why}")]
     LinkBroken {
         /// The sender.
         from: u32,
@@ -94,6 +102,7 @@ pub enum Fault {
         why: String,
     },
     /// A rank aborted.
+    #[error("global rank {rank} aborted: {why}")]
     Aborted {
         rank: u32,
         /// Its reason.
@@ -109,26 +118,6 @@ impl Fault {
             Self::Lost { rank, .. } => *rank == 0 || members.contains(rank),
             Self::LinkBroken { from, to, .. } => members.contains(from) && members.contains(to),
             _ => true,
-        }
-    }
-}
-
-impl std::fmt::Display for Fault {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Lost { rank, why } => write!(f, "global rank {rank} was lost: {why}"),
-            Self::CallMismatch { sequence, majority, minority } => {
-                write!(f, "collective mismatch in call {sequence}: ")?;
-                write!(f, "global rank {} called {}, ", majority.0, majority.1)?;
-                write!(f, "global rank {} called {}", minority.0, minority.1)
-            }
-            Self::Timeout { seconds, missing, .. } => {
-                write!(f, "timed out after {seconds} s waiting for global ranks {missing:?}")
-            }
-            Self::LinkBroken { from, to, why } => {
-                write!(f, "the link from global rank {from} to global rank {to} failed: {why}")
-            }
-            Self::Aborted { rank, why } => write!(f, "global rank {rank} aborted: {why}"),
         }
     }
 }

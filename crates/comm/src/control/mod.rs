@@ -16,7 +16,6 @@ pub(crate) mod signature_codec;
 mod stall_detector;
 mod status_query;
 mod thread;
-mod wait_graph;
 mod world_table;
 
 pub(crate) use call_watch::{CallWatch, Wait};

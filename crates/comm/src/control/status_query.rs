@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use regatta_events::hang::{Cause, Stage, explains_delay, judge, reachable, root_causes, wording};
+
 use super::messages::{Fault, MessageCounts};
-use super::wait_graph::{explains_delay, root_causes};
 use crate::Signature;
 
 /// A call that timed out.
@@ -15,7 +16,7 @@ pub struct StalledCall {
     /// The sequence number of the collective; `None` for a message.
     pub call: Option<u64>,
     /// The ranks that the requester waits for.
-    pub awaited: Vec<u32>,
+    pub awaited: BTreeSet<u32>,
     /// The members of the collective.
     pub members: Vec<u32>,
 }
@@ -88,59 +89,61 @@ impl StatusQuery {
 
     /// The ranks that the missing ranks wait for, directly or indirectly, and that were not queried.
     pub fn unqueried_waits(&self) -> Vec<u32> {
-        let known = |rank: &u32| self.queried.contains(rank);
-        let suspects = self.missing().into_iter().chain(self.stalled.awaited.iter().copied());
-        let mut seen = BTreeSet::new();
-        let mut open: Vec<u32> = suspects.collect();
-        while let Some(rank) = open.pop() {
-            if seen.insert(rank) {
-                open.extend(self.waits(rank));
-            }
-        }
-        seen.into_iter().filter(|rank| !known(rank)).collect()
+        let suspects = match self.cause() {
+            Cause::Behind(ranks, _) => ranks,
+            _ => self.stalled.awaited.clone(),
+        };
+        let found = reachable(suspects, |rank| self.waits(rank));
+        found.into_keys().filter(|rank| !self.queried.contains(rank)).collect()
     }
 
     /// The cause, by priority: ranks that made another call, ranks that have not entered the call or
     /// do not respond, a message that does not arrive, the awaited ranks.
     pub fn diagnose(&self) -> Diagnosis {
-        if let Some(mismatch) = self.call_mismatch() {
-            return Diagnosis::Fault(mismatch);
-        }
-        if let Some(timeout) = self.timeout(&self.missing()) {
-            return Diagnosis::Fault(timeout);
-        }
-        match (self.stuck_link(), self.previous) {
-            (Some(link), Some(previous)) if link == previous => {
-                let why = format!("less than 64 KiB arrived in {} s", self.waited_s);
-                return Diagnosis::Fault(Fault::LinkBroken { from: link.from, to: link.to, why });
+        match (self.cause(), self.stuck_link(), self.previous) {
+            (Cause::Mismatch { sequence, majority, minority }, ..) => {
+                Diagnosis::Fault(Fault::CallMismatch { sequence, majority, minority })
             }
-            (previous @ Some(_), None) => {
+            (Cause::Behind(ranks, _), ..) => self.timeout(ranks),
+            (_, Some(link), Some(previous)) if link == previous => {
+                let why = wording::slow_link(self.waited_s);
+                Diagnosis::Fault(Fault::LinkBroken { from: link.from, to: link.to, why })
+            }
+            (_, previous @ Some(_), None) => {
                 let answers = BTreeMap::new();
-                return Diagnosis::Retry(Self { previous, answers, ..self.clone() });
+                Diagnosis::Retry(Self { previous, answers, ..self.clone() })
             }
-            _ => {}
+            _ if self.stalled.awaited.is_empty() => Diagnosis::Healthy,
+            _ => self.timeout(self.stalled.awaited.clone()),
         }
-        self.timeout(&self.stalled.awaited).map_or(Diagnosis::Healthy, Diagnosis::Fault)
     }
 
-    /// The members that have not entered the call or do not respond.
-    fn missing(&self) -> Vec<u32> {
-        let StalledCall { call: Some(call), members, .. } = &self.stalled else {
-            return Vec::new();
+    /// What the calls of the ranks tell. A member that does not respond has not entered the call.
+    fn cause(&self) -> Cause<Signature> {
+        let mut calls: BTreeMap<u64, Vec<(u32, Signature)>> = BTreeMap::new();
+        for (rank, status) in &self.answers {
+            for (sequence, call) in &status.recent_calls {
+                calls.entry(*sequence).or_default().push((*rank, *call));
+            }
+        }
+        let StalledCall { call, members, .. } = &self.stalled;
+        let stage = |rank: &u32| match self.answers.get(rank) {
+            Some(status) if Some(status.calls) >= *call => (*rank, Stage::Enqueued),
+            _ => (*rank, Stage::NotEntered),
         };
-        let entered = |rank: &u32| self.answers.get(rank).is_some_and(|a| a.calls >= *call);
-        members.iter().copied().filter(|rank| !entered(rank)).collect()
+        let stages = members.iter().map(stage).collect();
+        judge(&calls, &stages, PartialEq::eq)
     }
 
-    /// A timeout that names the root causes in the wait graph of the missing ranks.
-    fn timeout(&self, missing: &[u32]) -> Option<Fault> {
-        let missing = root_causes(missing, |rank| self.waits(rank));
+    /// A timeout that names the root causes in the wait graph of these ranks.
+    fn timeout(&self, ranks: BTreeSet<u32>) -> Diagnosis {
+        let missing = root_causes(ranks, |rank| self.waits(rank));
         let (sequence, seconds) = (self.stalled.call.unwrap_or_default(), self.waited_s);
-        (!missing.is_empty()).then_some(Fault::Timeout { sequence, seconds, missing })
+        Diagnosis::Fault(Fault::Timeout { sequence, seconds, missing })
     }
 
     /// The ranks that a rank has waited for long enough to explain its delay.
-    fn waits(&self, rank: u32) -> Vec<u32> {
+    fn waits(&self, rank: u32) -> BTreeSet<u32> {
         let delay = Duration::from_secs(self.waited_s);
         let long = |(_, ms): &&(u32, u64)| explains_delay(Duration::from_millis(*ms), delay);
         let waits = self.answers.get(&rank).into_iter().flat_map(|status| &status.waits);
@@ -171,28 +174,4 @@ impl StatusQuery {
         let most_stuck = |(in_flight, link): &(u64, StuckLink)| (*in_flight, !link.from, !link.to);
         links.into_iter().max_by_key(most_stuck).map(|(_, link)| link)
     }
-
-    /// The first call that ranks made differently.
-    fn call_mismatch(&self) -> Option<Fault> {
-        let mut calls: BTreeMap<u64, Vec<(u32, Signature)>> = BTreeMap::new();
-        for (rank, status) in &self.answers {
-            for (sequence, call) in &status.recent_calls {
-                calls.entry(*sequence).or_default().push((*rank, *call));
-            }
-        }
-        calls.into_iter().find_map(|(sequence, calls)| mismatch(sequence, &calls))
-    }
-}
-
-/// Whether ranks made different calls with this sequence number.
-fn mismatch(sequence: u64, calls: &[(u32, Signature)]) -> Option<Fault> {
-    // Almost always they did not; counting is quadratic in the ranks.
-    if calls.windows(2).all(|pair| pair[0].1 == pair[1].1) {
-        return None;
-    }
-    let frequency = |one: &Signature| calls.iter().filter(|(_, call)| call == one).count();
-    // In a tie, the call of the lowest rank is the majority.
-    let majority = calls.iter().rev().max_by_key(|(_, call)| frequency(call)).copied()?;
-    let minority = calls.iter().find(|(_, call)| *call != majority.1).copied()?;
-    Some(Fault::CallMismatch { sequence, majority, minority })
 }

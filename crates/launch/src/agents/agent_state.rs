@@ -360,7 +360,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
             | JobEvent::ConnectionLost { .. }
             | JobEvent::NodeLost { .. }
             | JobEvent::CheckFailed { .. }
-            | JobEvent::Stalled { .. }
+            | JobEvent::Stalled
             | JobEvent::Notice(_) => return,
         };
         if !matches!(event, RankEvent::Started { .. } | RankEvent::States(_)) {

@@ -1,194 +1,148 @@
 //! Judges the collectives of a communicator.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+use regatta_events::hang::wording::{behind, mismatch, stuck};
+use regatta_events::hang::{self, Cause, Role, Stage, Wait, at_fault};
 use regatta_events::operation::{Name, OperationKind};
-use regatta_events::status::CurrentOperation;
+use regatta_events::status::{CommunicatorStatus, CurrentOperation};
+use regatta_model::units::pluralize;
 
-use super::groups::{Group, Groups, Member};
-use super::text::{Names, describe_collective, seconds};
-use super::{Finding, JobStatus, Role, age};
+use super::groups::{Absent, Group, Groups, Member};
+use super::text::{Names, describe, seconds};
+use super::{Finding, JobStatus, age};
 
 /// The oldest collective in flight, if it has been for long.
 pub(super) fn judge(
     job: &JobStatus<'_>,
     groups: &Groups<'_>,
     group: &Group<'_>,
-) -> Option<Finding> {
+) -> Option<(Finding, Wait)> {
     let in_flight = || group.members.iter().filter_map(|m| Some((m, m.status.current.as_ref()?)));
     let index = in_flight().map(|(_, current)| current.index).min()?;
     let oldest = in_flight().map(|(member, current)| age(member.process, current)).max()?;
     if oldest < job.min_age {
         return None;
     }
-    let case = Case { job, groups, group, index };
-    let (ranks, message) = case
-        .mismatch()
-        .or_else(|| case.missing())
-        .or_else(|| case.behind(|member| member.status.completed, "completed"))
-        .or_else(|| case.behind(|member| member.status.started, "started on its GPU"))
-        .unwrap_or_else(|| case.stuck());
+    let entered = in_flight().filter(|(_, current)| current.index == index).collect();
+    let absent = group.absent(job, groups);
+    let case = Case { names: Names { job, groups }, group, index, entered, absent };
+    let (ranks, sentence) = case.judge();
+    let message = sentence + &case.remarks(&ranks);
     let waiting = in_flight().map(|(member, _)| member.rank);
     let waiting = waiting.filter(|rank| !ranks.contains(rank)).collect();
-    let message = message + &case.lost();
     // Without a rank that is behind, a collective that no GPU starts waits for earlier work.
-    let unstarted = case.select(|member| member.status.started <= index);
-    let blocked_by = if ranks.is_empty() { unstarted } else { ranks.clone() };
-    Some(Finding { role: Role::Cause, ranks, waiting, blocked_by, age: oldest, message })
+    let unstarted = || case.select(|stage| stage < Stage::Started);
+    let blocked_by = if ranks.is_empty() { unstarted() } else { ranks.clone() };
+    let finding = Finding { role: Role::Cause, ranks, age: oldest, message };
+    Some((finding, Wait { waiting, blocked_by }))
+}
+
+/// A member and the collective that it is in.
+type Entered<'a> = (&'a Member<'a>, &'a CurrentOperation);
+
+fn describe_call((member, current): &Entered<'_>) -> String {
+    describe(current, &member.status.communicator)
 }
 
 /// A collective that does not complete.
 struct Case<'a> {
-    job: &'a JobStatus<'a>,
-    groups: &'a Groups<'a>,
+    names: Names<'a>,
     group: &'a Group<'a>,
     /// Its number in the communicator.
     index: u64,
+    /// The members for which it is the oldest in flight.
+    entered: Vec<Entered<'a>>,
+    absent: Absent,
 }
 
-impl Case<'_> {
-    fn names(&self) -> Names<'_> {
-        Names { job: self.job, groups: self.groups }
-    }
-
-    fn select(&self, is: impl Fn(&Member<'_>) -> bool) -> BTreeSet<u32> {
-        self.group.members.iter().filter(|member| is(member)).map(|member| member.rank).collect()
-    }
-
-    /// The members for which it is the oldest in flight.
-    fn entered(&self) -> impl Iterator<Item = (&Member<'_>, &CurrentOperation)> {
-        let current =
-            self.group.members.iter().filter_map(|m| Some((m, m.status.current.as_ref()?)));
-        current.filter(|(_, current)| current.index == self.index)
-    }
-
-    fn description(&self) -> String {
-        let first = self.entered().next();
-        first.map_or_else(String::new, |(member, current)| {
-            describe_collective(current, &member.status.communicator)
-        })
-    }
-
-    fn since(&self) -> String {
-        let ages = self.entered().map(|(member, current)| age(member.process, current));
-        seconds(ages.max().unwrap_or(0))
-    }
-
-    /// Ranks that call different collectives.
-    fn mismatch(&self) -> Option<(BTreeSet<u32>, String)> {
-        let (_, first) = self.entered().next()?;
-        let differs = |(_, current): &(&Member<'_>, &CurrentOperation)| !agree(first, current);
-        let (other, different) = self.entered().find(differs)?;
-        let like = |operation: &CurrentOperation| -> BTreeSet<u32> {
-            let same = self.entered().filter(|(_, current)| agree(operation, current));
-            same.map(|(member, _)| member.rank).collect()
-        };
-        let [a, b] = [like(first), like(different)];
-        let fewer = if b.len() <= a.len() { b.clone() } else { a.clone() };
-        let names = self.names();
-        let text = format!(
-            "the ranks call different collectives: {} {}, but {} {}; since {}",
-            names.list(&a),
-            self.description(),
-            names.list(&b),
-            describe_collective(different, &other.status.communicator),
-            self.since()
-        );
-        Some((fewer, text))
-    }
-
-    /// Ranks that have not enqueued it.
-    fn missing(&self) -> Option<(BTreeSet<u32>, String)> {
-        let mut ranks = self.select(|member| member.status.enqueued <= self.index);
-        let absent = self.group.absent(self.job, self.groups);
-        let no_status = &absent.ranks;
-        if ranks.is_empty() && absent.count == 0 {
-            return None;
+impl<'a> Case<'a> {
+    fn stage(&self, status: &CommunicatorStatus) -> Stage {
+        match status {
+            it if it.completed > self.index => Stage::Completed,
+            it if it.started > self.index => Stage::Started,
+            it if it.enqueued > self.index => Stage::Enqueued,
+            _ => Stage::NotEntered,
         }
-        let (names, what) = (self.names(), self.description());
-        let waiting = names.list(&self.select(|member| member.status.enqueued > self.index));
-        let entered = format!("{waiting} entered {} ago", self.since());
-        let late =
-            |ranks: &BTreeSet<u32>| format!("{} did not arrive at {what}", names.with_hosts(ranks));
-        let arrived = match (ranks.is_empty(), no_status.is_empty()) {
-            (false, true) => format!("{}, which {entered}", late(&ranks)),
-            (false, false) => {
-                format!(
-                    "{}, which {entered}; neither did {}",
-                    late(&ranks),
-                    names.without(no_status)
+    }
+
+    /// The members at these stages.
+    fn select(&self, is: impl Fn(Stage) -> bool) -> BTreeSet<u32> {
+        let members = self.group.members.iter().filter(|member| is(self.stage(member.status)));
+        members.map(|member| member.rank).collect()
+    }
+
+    fn cause(&self) -> Cause<Entered<'a>> {
+        let absent = self.absent.ranks.iter().map(|rank| (*rank, Stage::NotEntered));
+        let members = self.group.members.iter().map(|m| (m.rank, self.stage(m.status)));
+        let calls = self.entered.iter().map(|entered| (entered.0.rank, *entered)).collect();
+        let calls = BTreeMap::from([(self.index, calls)]);
+        hang::judge(&calls, &members.chain(absent).collect(), |one, other| agree(one.1, other.1))
+    }
+
+    /// The ranks at fault, and one sentence.
+    fn judge(&self) -> (BTreeSet<u32>, String) {
+        let ages = self.entered.iter().map(|(member, current)| age(member.process, current));
+        let seconds = seconds(ages.max().unwrap_or(0));
+        let what = self.entered.first().map_or_else(String::new, describe_call);
+        let operation = (what.as_str(), seconds);
+        let further = |stage| self.names.list(&self.select(|other| other > stage));
+        let all_entered = self.select(|stage| stage == Stage::NotEntered).is_empty();
+        match self.cause() {
+            Cause::Mismatch { sequence, majority, minority } => self.mismatch(
+                &format!("call {sequence}, in flight for {seconds} s"),
+                [majority.1, minority.1],
+            ),
+            // Nothing tells which ranks the others are.
+            _ if all_entered && self.absent.count > self.absent.ranks.len() => {
+                let late = pluralize(self.absent.count, "rank") + " without a status";
+                let others = further(Stage::NotEntered);
+                (
+                    BTreeSet::new(),
+                    behind(&late, self.absent.count, Stage::NotEntered, operation, &others),
                 )
             }
-            (true, false) => {
-                format!("{} did not arrive at {what}, which {entered}", names.without(no_status))
+            Cause::Behind(ranks, stage) => {
+                let ranks = at_fault(ranks, &self.names.groups.waiting);
+                let (late, others) = (self.late(&ranks), further(stage));
+                let text = behind(&late, ranks.len(), stage, operation, &others);
+                (ranks, text)
             }
-            (true, true) => {
-                let count = absent.count;
-                format!("{count} of the ranks of {what}, which {entered}, have no status")
-            }
-        };
-        ranks.extend(no_status);
-        let arrived = arrived + &self.ended(&ranks);
-        Some((ranks, arrived))
-    }
-
-    /// Ranks that have enqueued it, but have not reached a count that others have.
-    fn behind(
-        &self,
-        count: impl Fn(&Member<'_>) -> u64,
-        verb: &str,
-    ) -> Option<(BTreeSet<u32>, String)> {
-        let ranks = self.select(|member| count(member) <= self.index);
-        let others = self.select(|member| count(member) > self.index);
-        if ranks.is_empty() || others.is_empty() {
-            return None;
+            Cause::Unknown(stage) => (BTreeSet::new(), stuck(stage, operation)),
         }
-        let (names, since) = (self.names(), self.since());
-        let (late, others) = (names.with_hosts(&ranks), names.list(&others));
-        let has = if ranks.len() == 1 { "has" } else { "have" };
-        let what = self.description();
-        let text =
-            format!("{late} {has} enqueued {what} {since} ago, but not {verb}, as {others} did");
-        Some((ranks, text))
     }
 
-    /// All ranks are equally far.
-    fn stuck(&self) -> (BTreeSet<u32>, String) {
-        let (what, since) = (self.description(), self.since());
-        let is_started = self.group.members.iter().all(|m| m.status.started > self.index);
-        let text = match is_started {
-            true => format!(
-                "all ranks entered {what} {since} ago, and none has completed it: a GPU, a link or a \
-                 network transfer is stuck"
-            ),
-            false => format!(
-                "all ranks enqueued {what} {since} ago, and no GPU has started it: earlier work of the \
-                 GPUs does not complete"
-            ),
-        };
-        (BTreeSet::new(), text)
+    fn mismatch(&self, place: &str, calls: [Entered<'_>; 2]) -> (BTreeSet<u32>, String) {
+        let callers = calls.map(|(_, call)| -> BTreeSet<u32> {
+            let same = self.entered.iter().filter(|(_, current)| agree(call, current));
+            same.map(|(member, _)| member.rank).collect()
+        });
+        let [majority, minority] = callers;
+        let names = [self.names.list(&majority), self.names.with_hosts(&minority)];
+        let [one, other] = calls.map(|call| describe_call(&call));
+        (minority, mismatch(place, [(&names[0], &one), (&names[1], &other)]))
     }
 
-    /// Those whose processes have ended.
-    fn ended(&self, ranks: &BTreeSet<u32>) -> String {
-        let ended = ranks.iter().filter(|rank| self.groups.has_ended(self.job, **rank));
-        let ended: BTreeSet<u32> = ended.copied().collect();
-        match ended.is_empty() {
+    /// The names of ranks, those that no status lists last.
+    fn late(&self, ranks: &BTreeSet<u32>) -> String {
+        let (listed, absent) = (ranks - &self.absent.ranks, ranks & &self.absent.ranks);
+        let listed = (!listed.is_empty()).then(|| self.names.with_hosts(&listed));
+        let absent = (!absent.is_empty()).then(|| self.names.without(&absent));
+        listed.into_iter().chain(absent).collect::<Vec<_>>().join(" and ")
+    }
+
+    /// Which of the ranks at fault have ended, and whose counts are too low because events were lost.
+    fn remarks(&self, ranks: &BTreeSet<u32>) -> String {
+        let Names { job, groups } = self.names;
+        let ended = ranks.iter().copied().filter(|rank| groups.has_ended(job, *rank)).collect();
+        let lossy = self.group.members.iter().filter(|member| member.process.lost > 0);
+        let lossy = lossy.map(|member| member.rank).collect();
+        let remark = |ranks: BTreeSet<u32>, before: &str, after: &str| match ranks.is_empty() {
             true => String::new(),
-            false => format!("; {} had ended", self.names().list(&ended)),
-        }
-    }
-
-    /// Counts of ranks that lost events are too low.
-    fn lost(&self) -> String {
-        let lossy = self.select(|member| member.process.lost > 0);
-        match lossy.is_empty() {
-            true => String::new(),
-            false => format!(
-                " (events of {} were lost: their counts may be incomplete)",
-                self.names().list(&lossy)
-            ),
-        }
+            false => format!("{before}{}{after}", self.names.list(&ranks)),
+        };
+        let lost = " were lost: their counts may be incomplete)";
+        remark(ended, "; ", " had ended") + &remark(lossy, " (events of ", lost)
     }
 }
 

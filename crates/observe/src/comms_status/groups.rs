@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use regatta_events::status::{CommunicatorStatus, Status};
 
-use super::JobStatus;
+use super::{JobStatus, age};
 
 /// All communicators.
 #[derive(Debug)]
@@ -12,6 +12,8 @@ pub(super) struct Groups<'a> {
     pub all: Vec<Group<'a>>,
     /// Ranks with a status.
     pub known: BTreeMap<u32, &'a str>,
+    /// Ranks with an operation in flight that is not ordinary.
+    pub waiting: BTreeSet<u32>,
     /// Ranks whose processes have ended their recording.
     pub ended: BTreeSet<u32>,
     /// Whether ranks are those of the launcher: programs such as torchrun start ranks of their own.
@@ -54,7 +56,7 @@ fn rank_of(job: &JobStatus<'_>, process: &Status, status: &CommunicatorStatus) -
 pub(super) fn group<'a>(job: &JobStatus<'a>) -> Groups<'a> {
     let mut all: BTreeMap<Key<'a>, Vec<Member<'a>>> = BTreeMap::new();
     let mut known = BTreeMap::new();
-    let mut running = BTreeSet::new();
+    let (mut running, mut waiting) = (BTreeSet::new(), BTreeSet::new());
     for process in job.statuses {
         let rank = process.process.rank;
         known.extend(rank.map(|rank| (rank, process.process.host.as_str())));
@@ -62,13 +64,15 @@ pub(super) fn group<'a>(job: &JobStatus<'a>) -> Groups<'a> {
         for status in &process.communicators {
             let Some(rank) = rank_of(job, process, status) else { continue };
             known.entry(rank).or_insert(&process.process.host);
+            let mut in_flight = [status.current, status.message].into_iter().flatten();
+            waiting.extend(in_flight.any(|it| age(process, &it) >= job.min_age).then_some(rank));
             all.entry(key(status)).or_default().push(Member { rank, process, status });
         }
     }
     let are_launched = known.keys().all(|rank| (*rank as usize) < job.hosts.len());
     let ended = known.keys().copied().filter(|rank| !running.contains(rank)).collect();
     let all = all.into_values().map(|members| Group { members }).collect();
-    Groups { all, known, ended, are_launched }
+    Groups { all, known, waiting, ended, are_launched }
 }
 
 impl Groups<'_> {
@@ -100,12 +104,6 @@ impl Group<'_> {
         let silent: BTreeSet<u32> = others.iter().filter(is_silent).copied().collect();
         let ranks = [others, silent].into_iter().find(|ranks| ranks.len() == count);
         Absent { count, ranks: ranks.unwrap_or_default() }
-    }
-
-    /// The job rank of a rank of the communicator.
-    pub fn job_rank(&self, rank: u32) -> Option<u32> {
-        let mut members = self.members.iter();
-        members.find(|member| member.status.communicator.rank == rank).map(|member| member.rank)
     }
 }
 

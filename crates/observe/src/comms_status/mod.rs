@@ -10,10 +10,12 @@ mod stall;
 #[cfg(test)]
 mod tests;
 mod text;
-mod wait_graph;
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
+pub use regatta_events::hang::Role;
+use regatta_events::hang::{Wait, roles, wording};
 use regatta_events::status::{CurrentOperation, Status};
 
 use groups::{Groups, group};
@@ -32,17 +34,6 @@ pub struct JobStatus<'a> {
     pub min_age: u64,
 }
 
-/// How a finding relates to the others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Role {
-    /// The ranks it names wait for no other rank.
-    Cause,
-    /// The ranks it names wait for ranks that wait for them.
-    Cycle,
-    /// The ranks it names wait for the ranks of another finding.
-    Consequence,
-}
-
 /// An operation that does not complete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
@@ -50,10 +41,6 @@ pub struct Finding {
     pub role: Role,
     /// The ranks that the others wait for. Empty if the status does not tell.
     pub ranks: BTreeSet<u32>,
-    /// The ranks that wait.
-    pub waiting: BTreeSet<u32>,
-    /// The ranks whose progress would complete it: those above, or all whose GPU has not started it.
-    blocked_by: BTreeSet<u32>,
     /// For how long, in nanoseconds.
     pub age: u64,
     /// One sentence.
@@ -65,9 +52,14 @@ pub fn judge(job: &JobStatus<'_>) -> Vec<Finding> {
     let groups: Groups<'_> = group(job);
     let collectives = groups.all.iter().filter_map(|group| collective::judge(job, &groups, group));
     let messages = groups.all.iter().flat_map(|group| message::judge(job, &groups, group));
-    let mut findings: Vec<Finding> = collectives.chain(messages).collect();
-    wait_graph::assign_roles(&mut findings);
-    findings.sort_by_key(|finding| (finding.role, std::cmp::Reverse(finding.age)));
+    let (mut findings, waits): (Vec<Finding>, Vec<Wait>) = collectives.chain(messages).unzip();
+    for (finding, role) in findings.iter_mut().zip(roles(&waits)) {
+        finding.role = role;
+        if role == Role::Cycle && !finding.ranks.is_empty() {
+            finding.message += wording::CYCLE;
+        }
+    }
+    findings.sort_by_key(|finding| (finding.role, Reverse(finding.age)));
     findings
 }
 

@@ -1,7 +1,6 @@
 //! Detects that a communicator makes no progress while an operation is in flight.
 
 use std::collections::BTreeMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
 use regatta_events::status::{CommunicatorStatus, Status};
@@ -15,23 +14,18 @@ pub struct StallTracker {
     communicators: BTreeMap<(u64, String, u32), Progress>,
 }
 
-#[derive(Debug)]
+/// What changes when a rank makes progress, after its process and communicator.
+type Counts = (u32, u32, [u64; 5], Option<(u64, u64, bool)>);
+
+#[derive(Debug, Clone)]
 struct Progress {
-    fingerprint: u64,
-    /// When it changed.
+    /// The counts of all ranks.
+    counts: Vec<Counts>,
+    /// When they changed.
     since: Instant,
     /// The statuses of the ranks with an operation in flight, and when one of them was written again.
-    written: u64,
+    written: Vec<u64>,
     fresh: Instant,
-}
-
-/// The state of a communicator in a snapshot.
-#[derive(Debug, Clone, Copy, Default)]
-struct Snapshot {
-    /// Sums: independent of the order of the statuses.
-    fingerprint: u64,
-    written: u64,
-    busy: bool,
 }
 
 impl StallTracker {
@@ -40,22 +34,28 @@ impl StallTracker {
     /// says nothing. An operation that no rank has started may wait for other work of the GPUs, or be one
     /// that NCCL does not report.
     pub fn update(&mut self, statuses: &[Status], now: Instant) -> Duration {
-        let mut current: BTreeMap<_, Snapshot> = BTreeMap::new();
+        let mut current: BTreeMap<_, (Vec<Counts>, Vec<u64>)> = BTreeMap::new();
         for process in statuses {
             for status in &process.communicators {
                 let (id, name, ranks) = key(status);
-                current.entry((id, name.to_owned(), ranks)).or_default().add(process, status);
+                let (all, written) = current.entry((id, name.to_owned(), ranks)).or_default();
+                all.push(counts(process, status));
+                let mut operations = [status.current, status.message].into_iter().flatten();
+                let is_running = operations.any(|operation| operation.started);
+                written.extend(is_running.then_some(process.host_time));
             }
         }
         self.communicators.retain(|key, _| current.contains_key(key));
         let mut longest = Duration::ZERO;
-        for (key, Snapshot { fingerprint, written, busy }) in current {
-            let start = || Progress { fingerprint, since: now, written, fresh: now };
-            let progress = self.communicators.entry(key).or_insert_with(start);
-            if progress.fingerprint != fingerprint || !busy {
-                *progress = start();
-            } else if progress.written != written {
-                (progress.written, progress.fresh) = (written, now);
+        for (key, (mut counts, mut written)) in current {
+            counts.sort_unstable();
+            written.sort_unstable();
+            let start = Progress { counts, since: now, written, fresh: now };
+            let progress = self.communicators.entry(key).or_insert(start.clone());
+            if progress.counts != start.counts || start.written.is_empty() {
+                *progress = start;
+            } else if progress.written != start.written {
+                (progress.written, progress.fresh) = (start.written, now);
             }
             longest = longest.max(progress.fresh.saturating_duration_since(progress.since));
         }
@@ -68,29 +68,10 @@ impl StallTracker {
     }
 }
 
-impl Snapshot {
-    fn add(&mut self, process: &Status, status: &CommunicatorStatus) {
-        let mut operations = [status.current, status.message].into_iter().flatten();
-        let busy = operations.any(|operation| operation.started);
-        let identity = (&process.process.host, process.process.pid, status.communicator.index);
-        self.fingerprint = self.fingerprint.wrapping_add(hash(&(identity, counts(status))));
-        if busy {
-            self.written = self.written.wrapping_add(hash(&(identity, process.host_time)));
-            self.busy = true;
-        }
-    }
-}
-
-/// What changes when a rank makes progress.
-fn counts(status: &CommunicatorStatus) -> ([u64; 5], Option<(u64, u64, bool)>) {
+fn counts(process: &Status, status: &CommunicatorStatus) -> Counts {
     let CommunicatorStatus { enqueued, started, completed, messages, messages_completed, .. } =
         *status;
     let message = status.message.map(|message| (message.index, message.enqueued, message.started));
-    ([enqueued, started, completed, messages, messages_completed], message)
-}
-
-fn hash(value: &impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    value.hash(&mut hasher);
-    hasher.finish()
+    let counts = [enqueued, started, completed, messages, messages_completed];
+    (process.process.pid, status.communicator.index, counts, message)
 }

@@ -145,7 +145,14 @@ fn ranks_that_call_different_collectives_are_named() {
     let other = operation(OperationKind::AllGather, 57, true);
     let statuses = world(vec![member(WORLD, 3, [58, 58, 57], Some(other))]);
     let findings = judged(4, &statuses);
-    assert!(findings[0].message.contains("but rank 3 all-gather 57"), "{findings:?}");
+    assert_messages(
+        &findings,
+        &[
+            "collective mismatch in call 57, in flight for 65 s: ranks 0-2 called all-reduce 57 (4 MiB of \
+           bf16, communicator world, 4 ranks), rank 3 on n1 called all-gather 57 (4 MiB of bf16, \
+           communicator world, 4 ranks); all ranks must issue the same calls in the same order",
+        ],
+    );
     assert_eq!(findings[0].ranks, BTreeSet::from([3]));
 }
 

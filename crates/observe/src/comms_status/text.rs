@@ -11,6 +11,7 @@ use super::JobStatus;
 use super::groups::Groups;
 
 /// Names ranks.
+#[derive(Clone, Copy)]
 pub(super) struct Names<'a> {
     pub job: &'a JobStatus<'a>,
     pub groups: &'a Groups<'a>,
@@ -46,39 +47,20 @@ impl Names<'_> {
     }
 }
 
-/// `all-reduce 57 (4 MiB of bf16, communicator tp, 8 ranks)`.
-pub(super) fn describe_collective(
-    operation: &CurrentOperation,
-    communicator: &Communicator,
-) -> String {
-    let mut details = size(operation);
-    details.push(communicator_name(communicator));
-    if communicator.ranks > 0 {
-        details.push(pluralize(communicator.ranks as usize, "rank"));
-    }
+/// `all-reduce 57 (4 MiB of bf16, communicator tp, 8 ranks)`, `send 12 (4 MiB of bf16, communicator pp)`.
+pub(super) fn describe(operation: &CurrentOperation, communicator: &Communicator) -> String {
+    let (index, bytes) = (operation.index, format_bytes(operation.bytes));
+    let size = match (operation.bytes, operation.dtype.known_name()) {
+        (0, _) => None,
+        (_, Some(dtype)) => Some(format!("{bytes} of {dtype}")),
+        (_, None) => Some(bytes),
+    };
+    let ranks = (communicator.ranks > 0 && !operation.kind.is_p2p())
+        .then(|| pluralize(communicator.ranks as usize, "rank"));
+    let details = [size, Some(communicator_name(communicator)), ranks];
+    let details: Vec<String> = details.into_iter().flatten().collect();
     let kind = operation.kind.known_name().unwrap_or("collective");
-    format!("{kind} {} ({})", operation.index, details.join(", "))
-}
-
-/// `send 12 (4 MiB of bf16, communicator pp)`.
-pub(super) fn describe_message(
-    operation: &CurrentOperation,
-    communicator: &Communicator,
-) -> String {
-    let mut details = size(operation);
-    details.push(communicator_name(communicator));
-    let kind = operation.kind.known_name().unwrap_or("message");
-    format!("{kind} {} ({})", operation.index, details.join(", "))
-}
-
-/// The size, except of a barrier.
-fn size(operation: &CurrentOperation) -> Vec<String> {
-    let bytes = format_bytes(operation.bytes);
-    match (operation.bytes, operation.dtype.known_name()) {
-        (0, _) => Vec::new(),
-        (_, Some(dtype)) => vec![format!("{bytes} of {dtype}")],
-        (_, None) => vec![bytes],
-    }
+    format!("{kind} {index} ({})", details.join(", "))
 }
 
 fn communicator_name(communicator: &Communicator) -> String {
@@ -89,6 +71,6 @@ fn communicator_name(communicator: &Communicator) -> String {
 }
 
 /// Whole seconds.
-pub(super) fn seconds(nanoseconds: u64) -> String {
-    format!("{} s", nanoseconds / 1_000_000_000)
+pub(super) fn seconds(nanoseconds: u64) -> u64 {
+    nanoseconds / 1_000_000_000
 }

@@ -15,7 +15,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &str); 27] = [
     ("crates/fabric", ""),
     ("crates/place", "model"),
     ("crates/wire", ""),
-    ("crates/launch", "model discover place wire"),
+    ("crates/launch", "model discover events place wire"),
     ("crates/comm", "model wire events fabric plugin-abi"),
     ("crates/measure", "model comm"),
     ("crates/nccl-tuning", ""),
@@ -197,6 +197,11 @@ fn decisions_of_launch_do_no_io() {
     let launchers = ["agent_launcher/command.rs", "agent_launcher/slurm_gres.rs"];
     let restarts = ["restart_policy.rs", "restart_backoff.rs", "node_pool.rs", "lines.rs"];
     assert_no_io("crates/launch", &[&agents[..], &launchers, &restarts].concat());
+}
+
+#[test]
+fn judgement_of_hangs_does_no_io() {
+    assert_no_io("crates/events", &["hang/"]);
 }
 
 #[test]

@@ -75,9 +75,7 @@ impl StatusWatch {
             return None;
         }
         let stall = self.tracker.update(&self.latest, clock::now());
-        let limit = self.limit.filter(|limit| stall >= *limit)?;
-        let why = format!("a collective or message made no progress for {} s", limit.as_secs());
-        Some(JobEvent::Stalled { why })
+        self.limit.filter(|limit| stall >= *limit).map(|_| JobEvent::Stalled)
     }
 
     /// Takes note of exits.
