@@ -13,6 +13,7 @@ use crate::discovery::Discovery;
 use crate::error::{LaunchError, Result};
 use crate::job::{self, AttemptOutcome, JobAttempt};
 use crate::job_host::JobHost;
+use crate::launch_target::{AgentConnector, AgentTarget, LaunchTarget, LocalTarget};
 use crate::node_pool::NodePool;
 use crate::parts::{JobParts, ObservedWorkers};
 use crate::reaper;
@@ -20,7 +21,6 @@ use crate::restart_policy::{AttemptEnd, NextStep, Restart, RestartPolicy, Restar
 use crate::run_folder::RunFolder;
 use crate::signal_catcher::SignalCatcher;
 use crate::status::{JobObserver, JobStatus};
-use crate::target::{AgentConnector, AgentTarget, LaunchTarget, LocalTarget};
 
 /// Interval of signal checks before a restart.
 const RESTART_POLL: Duration = Duration::from_millis(50);

@@ -1,7 +1,7 @@
 //! Launches, supervises and terminates the ranks of a job.
 //!
 //! What is asked of a job is a [`config::JobConfig`] and a list of [`parts`]. [`driver`] runs attempts on a
-//! [`target`] until the job is finished, and tells the caller what happens through [`status`]. [`job`] runs
+//! [`launch_target`] until the job is finished, and tells the caller what happens through [`status`]. [`job`] runs
 //! one attempt with a [`worker_group`]: [`local`] runs ranks on this node, [`agents`] on many nodes.
 //! Decisions are made without I/O in [`supervisor`], [`restart_policy`], [`node_pool`] and [`lines`].
 
@@ -22,6 +22,7 @@ pub mod host;
 pub mod job;
 pub mod job_host;
 pub mod killed_agent;
+pub mod launch_target;
 pub mod lines;
 pub mod local;
 pub mod node_pool;
@@ -43,6 +44,5 @@ pub mod status;
 mod stdio;
 pub mod subprocess;
 pub mod supervisor;
-pub mod target;
 pub mod worker_group;
 pub mod wrap;

@@ -99,11 +99,15 @@ impl JobObserver for Observers<'_> {
     }
 
     fn flush(&mut self) -> bool {
-        self.list.iter_mut().fold(true, |all, observer| observer.flush() && all)
+        let mut flushed = true;
+        self.list.iter_mut().for_each(|observer| flushed &= observer.flush());
+        flushed
     }
 
     fn is_idle(&mut self) -> bool {
-        self.list.iter_mut().fold(true, |all, observer| observer.is_idle() && all)
+        let mut idle = true;
+        self.list.iter_mut().for_each(|observer| idle &= observer.is_idle());
+        idle
     }
 
     fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String {
@@ -133,7 +137,7 @@ mod tests {
     impl JobObserver for Slow {
         fn on_line(&mut self, line: &MergedLine) -> bool {
             self.calls += 1;
-            let accepts = self.calls % 2 == 0;
+            let accepts = self.calls.is_multiple_of(2);
             self.lines.extend(accepts.then(|| line.text.clone()));
             accepts
         }

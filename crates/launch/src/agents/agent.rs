@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use super::tree::Parent;
 use crate::cache_dir;
 use crate::cpu_binding;
 use crate::event_queue::Notify;
+use crate::host;
 use crate::local::{LocalOptions, LocalWorkers};
 use crate::process::RankSpec;
 use crate::rank_files::{BuiltInFile, NodeFiles, RankFile, RankFileError};
@@ -50,17 +51,12 @@ const TICK: Duration = Duration::from_millis(50);
 /// Maximum number of rank events handled before the network is polled again.
 const MAX_RANK_EVENTS: usize = 1024;
 
-/// Resolves a host name.
-pub type Resolve<'a> = &'a dyn Fn(&str) -> Vec<IpAddr>;
-
 /// Adapts ranks to a node that does not see the run folder. Returns a warning for the user.
 pub type AdaptRanks<'a> = &'a dyn Fn(&mut [RankSpec]) -> Option<String>;
 
 /// What the program of the agent does for a node.
 #[derive(Clone, Copy)]
 pub struct NodeHooks<'a> {
-    /// Resolves host names.
-    pub resolve: Resolve<'a>,
     /// Adapts ranks to a node that does not see the run folder.
     pub without_run_folder: AdaptRanks<'a>,
     /// Finds the files that the program contains.
@@ -244,7 +240,7 @@ impl Agent<'_> {
         let Parent::Node(node) = parent else {
             return self.bootstrap.root.iter().copied().collect();
         };
-        let addresses = self.hosts.get(node as usize).map(|host| (self.hooks.resolve)(host));
+        let addresses = self.hosts.get(node as usize).map(|host| host::resolve(host));
         let addresses = addresses.unwrap_or_default();
         let with_port = |&port| addresses.iter().map(move |&ip| SocketAddr::new(ip, port));
         self.bootstrap.ports.iter().flat_map(with_port).collect()

@@ -8,6 +8,7 @@ pub mod agent_state;
 pub mod bootstrap_document;
 pub mod coordinator;
 pub mod message;
+pub mod node;
 pub mod node_table;
 mod routes;
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! bounded amount of facts per rank. [`report`] judges them; [`Requirement`] says which network must be
 //! used.
 
+mod debug_settings;
 mod fabric_plugin;
 mod interface;
 mod judge;
@@ -14,6 +15,7 @@ pub mod report;
 mod requirement;
 mod transport;
 
+pub use debug_settings::DebugSettings;
 pub use log::{NetLog, SourceId};
 pub use report::NetReport;
 pub use requirement::Requirement;

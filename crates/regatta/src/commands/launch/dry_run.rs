@@ -9,7 +9,7 @@ use regatta_launch::attempt::AttemptSpec;
 use regatta_launch::config::JobConfig;
 use regatta_launch::discovery::Discovery;
 use regatta_launch::driver::{self, Job};
-use regatta_launch::target::{AgentCommands, described_step_options};
+use regatta_launch::launch_target::{AgentCommands, described_step_options};
 use regatta_model::MemoryPolicy;
 use regatta_place::launcher_options::RequiredOption;
 
