@@ -2,6 +2,9 @@
 
 use std::process::Command;
 
+use regatta_model::result::RankExit;
+use regatta_model::run_folder::RunEvent;
+use regatta_observe::read::{Followed, Run, RunFollower, RunKind, RunState, Source};
 use regatta_testbed::wait_until;
 use serde_json::Value;
 
@@ -135,6 +138,62 @@ fn a_run_without_a_checkpoint_is_running_until_it_is_killed_and_has_failed_then(
     for command in reading {
         run_in(&folder, &format!("{command} runs/train")).assert_error(failed);
     }
+}
+
+/// Polls until a record is one of `wanted`, or the run ended.
+fn follow(follower: &mut RunFollower, wanted: impl Fn(&[Followed]) -> bool) -> Vec<Followed> {
+    let mut found = Vec::new();
+    wait_until("the records", || {
+        let update = follower.poll();
+        assert!(update.errors.is_empty() && !update.restarted && update.skipped == 0, "{update:?}");
+        found.extend(update.records);
+        wanted(&found) || update.ended
+    });
+    found
+}
+
+#[test]
+fn attempts_of_a_job_and_steps_of_a_training_are_followed_from_outside() {
+    let folder = TempDir::new();
+    let script =
+        "until [ -e go ]; do sleep 0.05; done; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 3";
+    let options = "-n 2 --max-restarts 1 --run-dir job";
+    let _job = Process::spawn(&folder, &mut shell_job(&folder, options, script));
+    wait_until("the run folder", || Run::open(&folder.join("job")).is_ok());
+    let run = Run::open(&folder.join("job")).unwrap();
+    let mut follower = run.follow();
+    let started = |found: &[Followed]| {
+        let is_start = |one: &&Followed| matches!(one.record.event, RunEvent::Started { .. });
+        found.iter().filter(is_start).count() == 2
+    };
+    let mut found = follow(&mut follower, started);
+    assert_eq!(run.state(), RunState::Running);
+    folder.write("go", "");
+    found.extend(follow(&mut follower, |_| false));
+    assert_eq!((run.kind(), run.state()), (RunKind::Launch, RunState::Finished));
+    let exit = |one: &Followed| match (one.source, &one.record.event) {
+        (Source::Events { attempt, .. }, RunEvent::Exited { exit }) => {
+            Some((attempt, one.record.rank.unwrap(), *exit))
+        }
+        _ => None,
+    };
+    let mut exits: Vec<_> = found.iter().filter_map(exit).collect();
+    exits.sort_by_key(|(attempt, rank, _)| (*attempt, *rank));
+    assert_eq!(exits[2..], [(1, 0, RankExit::Exit(0)), (1, 1, RankExit::Exit(0))], "{found:?}");
+    assert!(found.is_sorted_by_key(|one| one.record.time), "{found:?}");
+    assert_eq!(run.last_launch().result().unwrap().unwrap().restarts, 1);
+    assert_eq!(run.last_launch().logs().len(), 8);
+
+    let _train = spawn(&folder, &format!("{TINY} train.steps=20 -n 2 --run-dir train"));
+    wait_for_step(&folder, "train", 1);
+    let run = Run::open(&folder.join("train")).unwrap();
+    let found = follow(&mut run.follow(), |_| false);
+    let step = |one: &Followed| match &one.record.event {
+        RunEvent::Step(step) if one.source == Source::Metrics => Some(step.step),
+        _ => None,
+    };
+    assert_eq!(found.iter().filter_map(step).collect::<Vec<_>>(), (1..=20).collect::<Vec<_>>());
+    assert_eq!((run.kind(), run.state()), (RunKind::Train, RunState::Finished));
 }
 
 #[test]
