@@ -14,6 +14,7 @@ use regatta_events::record::raw::{Enqueue, OpenCommunicator, RawEvent, fixed_nam
 use regatta_events::record::settings::Settings;
 use regatta_events::record::{Recorder, stop_at_exit};
 use regatta_model::hash::fnv1a;
+use regatta_model::run_folder;
 
 use crate::comm::SharedCalls;
 use crate::control::CommMonitor;
@@ -44,7 +45,8 @@ pub(crate) fn recorded(engine: BoxEngine) -> BoxEngine {
     stop_at_exit(recorder);
     // All ranks create their communicators in the same order, and have these variables in common. Runs
     // that record to one folder, and restarts, differ in some of them.
-    let variables = ["MASTER_ADDR", "MASTER_PORT", "REGATTA_RUN_DIR", "TORCHELASTIC_RESTART_COUNT"];
+    let variables =
+        ["MASTER_ADDR", "MASTER_PORT", run_folder::VARIABLE, "TORCHELASTIC_RESTART_COUNT"];
     let job = variables.iter().flat_map(|name| {
         std::env::var_os(name).unwrap_or_default().into_encoded_bytes().into_iter().chain([0])
     });

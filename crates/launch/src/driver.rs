@@ -40,7 +40,7 @@ pub fn new_run_id() -> String {
 
 /// The given run folder, or a new one in `runs`.
 pub fn run_dir_or_new(run_dir: Option<&PathBuf>, id: &str) -> PathBuf {
-    run_dir.cloned().unwrap_or_else(|| PathBuf::from("runs").join(id))
+    run_dir.cloned().unwrap_or_else(|| PathBuf::from(run_folder::ROOT).join(id))
 }
 
 /// The nodes and spares of a job.

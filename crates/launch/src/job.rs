@@ -71,6 +71,8 @@ struct AttemptDriver<'a> {
     cause: Option<String>,
     warnings: Vec<String>,
     signals: NodeSignalDedup,
+    /// Records that the observer has not been notified of.
+    recorded: Vec<Record>,
     /// Signals that the observer has not been notified of.
     unobserved: Vec<i32>,
     killing: bool,
@@ -95,6 +97,7 @@ pub fn run(
         cause: None,
         warnings: Vec::new(),
         signals: NodeSignalDedup::default(),
+        recorded: Vec::new(),
         unobserved: Vec::new(),
         killing: false,
         start: host.now(),
@@ -155,6 +158,9 @@ impl AttemptDriver<'_> {
                 self.supervise(SupervisorInput::Progress);
             }
             self.supervise(SupervisorInput::Tick);
+            for record in self.recorded.drain(..) {
+                may_block(|| observer.on_status(&JobStatus::Recorded(&record)));
+            }
             let killing = self.killing;
             for signal in self.unobserved.drain(..) {
                 may_block(|| observer.on_status(&JobStatus::Signal { signal, killing }));
@@ -302,7 +308,9 @@ impl AttemptDriver<'_> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let time = now.ok().map(|now| now.as_secs_f64());
         let seconds = Some(self.since(self.start).as_secs_f64());
-        self.folder.append_event(&Record { time, seconds, rank, event });
+        let record = Record { time, seconds, rank, event };
+        self.folder.append_event(&record);
+        self.recorded.push(record);
     }
 
     fn outcome(self) -> AttemptOutcome {

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use regatta_model::result::RunResult;
+use regatta_model::run_folder::Record;
 
 use crate::attempt::AttemptSpec;
 use crate::lines::MergedLine;
@@ -27,6 +28,8 @@ pub enum JobStatus<'a> {
     Placed(&'a AttemptSpec),
     /// The ranks of an attempt run.
     Started { attempt: &'a AttemptSpec, folder: &'a Path },
+    /// This was appended to the events of the run folder.
+    Recorded(&'a Record),
     /// A signal of the user or the scheduler was forwarded to the ranks or, as the second termination
     /// signal does, kills them.
     Signal { signal: i32, killing: bool },

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use regatta_discover::{Env, systems};
 use regatta_model::result::RankExit;
+use regatta_model::run_folder::{EVENTS, Record};
 use regatta_model::{AllocatedNode, Allocation, Scheduler};
 use regatta_place::environment::Rendezvous;
 
@@ -17,6 +18,7 @@ use crate::config::{AgentOptions, JobSource, PlacementRequest, RankEnvOptions, W
 use crate::error::PartError;
 use crate::node_pool::PoolUpdate;
 use crate::parts::JobPart;
+use crate::status::Observers;
 use crate::worker_group::{JobEvent, RankControl, WorkerGroup};
 
 /// Time of ranks to exit after a termination signal.
@@ -225,6 +227,18 @@ impl JobObserver for Recorder {
     }
 }
 
+/// Collects the records of a job.
+#[derive(Default)]
+struct Records(Vec<Record>);
+
+impl JobObserver for Records {
+    fn on_status(&mut self, status: &JobStatus<'_>) {
+        if let JobStatus::Recorded(record) = status {
+            self.0.push((*record).clone());
+        }
+    }
+}
+
 /// A job to tell a story of.
 struct Story {
     name: &'static str,
@@ -316,7 +330,8 @@ impl Story {
         let name = format!("regatta-driver-{}-{}", self.name, std::process::id());
         let path: PathBuf = std::env::temp_dir().join(name);
         let mut folder = RunFolder::create(&path).unwrap();
-        let mut told = Recorder::default();
+        let (mut told, mut records) = (Recorder::default(), Records::default());
+        let mut observers = Observers::new(vec![&mut told, &mut records]);
         let mut driver = JobDriver {
             config: &config,
             parts: &mut self.parts,
@@ -325,10 +340,13 @@ impl Story {
             hosts: target.discovery.hosts(),
             policy: RestartPolicy::new(pool, config.restarts(), config.fence_time()),
             host: &mut host,
-            observer: &mut told,
+            observer: &mut observers,
         };
         let result = driver.run(&mut target).unwrap();
         let excluded = driver.policy.pool.excluded().iter().map(|(node, _)| *node).collect();
+        let written = std::fs::read_to_string(path.join(EVENTS)).unwrap();
+        let written = written.lines().map(|line| Record::parse(line.as_bytes()).unwrap());
+        assert_eq!(written.collect::<Vec<_>>(), records.0, "observers get what is recorded");
         std::fs::remove_dir_all(path).unwrap();
         Ending { result, starts: target.starts, told: told.0, excluded }
     }

@@ -220,6 +220,27 @@ fn deterministic_parts_of_train_do_no_io() {
     assert_no_io("crates/train", &DETERMINISTIC);
 }
 
+/// Names that `model::run_folder` declares.
+const RUN_FOLDER_NAMES: [&str; 9] = [
+    "\"events.jsonl\"",
+    "\"metrics.jsonl\"",
+    "\"machine.json\"",
+    "\"placement.json\"",
+    "\"environment.json\"",
+    "\"result.json\"",
+    "\"train.lock\"",
+    "\"bench.lock\"",
+    "\"REGATTA_RUN_DIR\"",
+];
+
+#[test]
+fn names_in_run_folders_are_declared_once() {
+    let others = crates().into_iter().filter(|name| name.starts_with("crates/"));
+    let others: Vec<String> = others.filter(|name| name != "crates/model").collect();
+    let others: Vec<&str> = others.iter().map(String::as_str).collect();
+    assert_no_line_with(&others, RUN_FOLDER_NAMES);
+}
+
 #[test]
 fn discover_reads_files_through_sysroot() {
     for (path, text) in sources("crates/discover") {

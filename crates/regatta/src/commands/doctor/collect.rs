@@ -63,7 +63,7 @@ fn remove(run_dir: &Path) {
 
 /// The run folder; below the folder of temporary files if the working directory is not writable.
 fn writable_run_dir(given: Option<&PathBuf>, id: &str) -> PathBuf {
-    if given.is_none() && std::fs::create_dir_all("runs").is_err() {
+    if given.is_none() && std::fs::create_dir_all(regatta_model::run_folder::ROOT).is_err() {
         return std::env::temp_dir().join("regatta-runs").join(id);
     }
     run_dir_or_new(given, id)

@@ -270,6 +270,7 @@ impl JobObserver for Console {
             JobStatus::Signal { signal, killing } => self.on_signal(*signal, *killing),
             JobStatus::Notice(text) => drop(self.writer(Stream::Stderr).push(text)),
             JobStatus::Ended { result, folder } => self.on_ended(result, folder),
+            JobStatus::Recorded(_) => {}
             other => output::eprint(&report::status_text(other)),
         }
     }

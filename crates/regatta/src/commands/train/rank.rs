@@ -140,7 +140,8 @@ pub fn run_folder(task: &TrainTask, comm: &dyn Comm) -> Result<PathBuf> {
     name.iter_mut().zip(id.bytes()).for_each(|(to, from)| *to = from);
     comm.broadcast(&mut name, 0)?;
     let end = name.iter().position(|byte| *byte == 0).unwrap_or(MAX_RUN_ID_LEN);
-    Ok(PathBuf::from("runs").join(String::from_utf8_lossy(&name[..end]).as_ref()))
+    Ok(PathBuf::from(regatta_model::run_folder::ROOT)
+        .join(String::from_utf8_lossy(&name[..end]).as_ref()))
 }
 
 /// Threads of this rank: as configured, or one per available core.
