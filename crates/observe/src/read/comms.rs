@@ -11,8 +11,8 @@ use regatta_events::status::{self, Status};
 use regatta_model::run_folder::COMMS;
 
 use super::ReadError;
-use crate::comms::collector::FileEnd;
-use crate::comms::{Analysis, Collector, FileSummary};
+use crate::analyse::comms::collector::FileEnd;
+use crate::analyse::comms::{Analysis, Collector, FileSummary};
 
 /// Bytes that are read at once.
 const BUFFER: usize = 1 << 18;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::comms::names::escaped;
+use crate::analyse::comms::names::escaped;
 
 /// The text of a trace.
 #[derive(Debug, Default)]

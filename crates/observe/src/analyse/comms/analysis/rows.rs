@@ -5,16 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use regatta_events::operation::{Communicator, OperationKind};
 
 use super::{NameTable, Selected, kind_name};
-use crate::comms::bandwidth::{bus_factor, gigabytes_per_second};
-use crate::comms::clocks::nanoseconds;
-use crate::comms::collector::{FileEnd, FileSummary, Totals};
-use crate::comms::histogram::{Histogram, NameCode, Row, SizeGroup};
-use crate::comms::matching::{ArrivalStats, MatchStats, Transfers};
-use crate::comms::report::{
+use crate::analyse::comms::bandwidth::{bus_factor, gigabytes_per_second};
+use crate::analyse::comms::clocks::nanoseconds;
+use crate::analyse::comms::collector::{FileEnd, FileSummary, Totals};
+use crate::analyse::comms::histogram::{Histogram, NameCode, Row, SizeGroup};
+use crate::analyse::comms::matching::{ArrivalStats, MatchStats, Transfers};
+use crate::analyse::comms::report::{
     ClockRow, CommunicatorRow, FileRow, InFlight, RankRow, SizeRow, Summary, TransferRow,
     VariantRow,
 };
-use crate::comms::warnings::ranges;
+use crate::analyse::comms::warnings::ranges;
 
 fn seconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1e9
@@ -131,7 +131,7 @@ fn size_row(row: &Row, factor: Option<f64>, transfers: Option<Transfers>) -> Siz
 }
 
 fn variants(row: &Row, names: &NameTable) -> Vec<VariantRow> {
-    let one = |(variant, calls): &(crate::comms::histogram::Variant, u64)| VariantRow {
+    let one = |(variant, calls): &(crate::analyse::comms::histogram::Variant, u64)| VariantRow {
         dtype: names.dtype(variant.dtype),
         algorithm: names.algorithm(variant.algorithm),
         protocol: names.protocol(variant.protocol),
@@ -260,7 +260,7 @@ pub(super) fn in_flight(selected: &Selected<'_>) -> Vec<InFlight> {
 }
 
 /// Name of a communicator, else its id.
-pub(in crate::comms) fn label(communicator: &Communicator) -> String {
+pub(in crate::analyse::comms) fn label(communicator: &Communicator) -> String {
     match (communicator.name.is_empty(), communicator.id) {
         (false, _) => communicator.name.clone(),
         (true, 0) => "unknown".to_owned(),

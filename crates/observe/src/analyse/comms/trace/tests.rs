@@ -2,8 +2,8 @@ use regatta_events::operation::{Network, OperationKind, Timing};
 use serde_json::Value;
 
 use super::*;
-use crate::comms::testing::{all_reduce, file, process, world};
-use crate::comms::{Analysis, Attempts};
+use crate::analyse::comms::testing::{all_reduce, file, process, world};
+use crate::analyse::comms::{Analysis, Attempts};
 
 /// The events of a trace of these files; each record is taken on its own, as a writer might.
 fn trace(files: &[(u32, &str, Vec<Operation>)], range: TimeRange) -> Vec<Value> {

@@ -4,7 +4,7 @@ use regatta_events::operation::{DataType, Name, OperationKind, Process, Timing};
 use regatta_model::document;
 
 use super::*;
-use crate::comms::testing::{
+use crate::analyse::comms::testing::{
     SECOND, all_reduce, all_reduces, file, file_with, process, sync, world,
 };
 
