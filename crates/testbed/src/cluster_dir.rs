@@ -26,7 +26,7 @@ impl ClusterDir {
     pub(crate) fn create() -> Result<Self, TestbedError> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{PREFIX}{}-{count}", std::process::id());
+        let name = format!("{PREFIX}{}-{}-{count}", pid_namespace()?, std::process::id());
         let temp = fs::canonicalize(std::env::temp_dir())
             .map_err(io("find", "the temporary directory"))?;
         // The directory gets the name that `remove_stale` looks for only once its lock is held.
@@ -57,6 +57,14 @@ impl Drop for ClusterDir {
     fn drop(&mut self) {
         remove(&self.path, &self.name);
     }
+}
+
+/// The number of this process's PID namespace: processes of other namespaces, which share the control groups
+/// with this one, may have the same process ID.
+fn pid_namespace() -> Result<String, TestbedError> {
+    let link = Path::new("/proc/self/ns/pid");
+    let target = fs::read_link(link).map_err(io("read", link))?;
+    Ok(target.to_string_lossy().chars().filter(char::is_ascii_digit).collect())
 }
 
 fn remove(path: &Path, name: &str) {

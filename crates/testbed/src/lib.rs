@@ -40,11 +40,13 @@ mod slurm;
 mod ssh_shim;
 mod sshd;
 
-pub use assertions::{Parts, assert_contains, poll_until, wait_until, write_with_mode};
+pub use assertions::{
+    Parts, assert_contains, assert_within, poll_until, wait_until, write_with_mode,
+};
 pub use builder::ClusterBuilder;
 pub use cluster::{Args, Cluster};
 pub use command::{CommandOutput, default_signals, run, run_meanwhile, run_within};
 pub use error::TestbedError;
 pub use host_processes::HostProcess;
 pub use random::Random;
-pub use requirements::{REQUIRE, cluster_or_skip, or_skip};
+pub use requirements::{REQUIRE, REQUIRE_LIBFABRIC, cluster_or_skip, or_skip, skip};

@@ -4,11 +4,16 @@ use crate::builder::ClusterBuilder;
 use crate::cgroup;
 use crate::cluster::Cluster;
 use crate::command::run;
+use std::fmt::Display;
 use std::path::Path;
 use std::process::Command;
 
 /// With this variable set to 1, a test fails instead of being skipped where a cluster is not possible.
 pub const REQUIRE: &str = "REGATTA_REQUIRE_CLUSTER";
+
+/// With this variable set to 1, a test fails instead of being skipped where libfabric or the provider that
+/// it needs is missing.
+pub const REQUIRE_LIBFABRIC: &str = "REGATTA_REQUIRE_LIBFABRIC";
 
 /// Programs required by every cluster, with their Debian packages.
 const HOST_PROGRAMS: [(&str, &str); 5] = [
@@ -98,11 +103,18 @@ pub fn or_skip(missing: &[String]) -> Option<()> {
     if missing.is_empty() {
         return Some(());
     }
-    let why = missing.join("; ");
-    let required = std::env::var_os(REQUIRE).is_some_and(|v| v == "1");
-    assert!(!required, "{REQUIRE}=1, but this machine cannot run a test cluster: {why}");
-    eprintln!("skipped: this machine cannot run a test cluster: {why}");
+    skip(REQUIRE, format_args!("this machine cannot run a test cluster: {}", missing.join("; ")));
     None
+}
+
+/// Prints why a test is skipped.
+///
+/// # Panics
+/// If `variable`, such as [`REQUIRE_LIBFABRIC`], is 1.
+pub fn skip(variable: &str, why: impl Display) {
+    let required = std::env::var_os(variable).is_some_and(|value| value == "1");
+    assert!(!required, "{variable}=1, but {why}");
+    eprintln!("skipped: {why}");
 }
 
 #[cfg(test)]

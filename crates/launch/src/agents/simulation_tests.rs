@@ -93,3 +93,19 @@ proptest! {
         prop_assert!(sim.has_all_lines(), "exits before lines: {:?}", sim.early_exits);
     }
 }
+
+/// Neither the coordinator nor an agent kills ranks that save after a signal, however long that takes.
+#[test]
+fn ranks_that_save_outlive_the_grace_period_after_a_signal() {
+    let mut sim = running_job(5, 2, 1, 7);
+    let limits = JobLimits { signal_grace: None, may_stop_early: true, ..JobLimits::new(GRACE) };
+    sim.root.as_mut().unwrap().1 = Supervisor::new(5, limits, sim.now);
+    let running =
+        |sim: &Simulation| sim.nodes.iter().map(|node| node.ranks.running.len()).sum::<usize>();
+    assert!(sim.run_until(GRACE, |sim| running(sim) == 5), "not all ranks started");
+    sim.nodes.iter_mut().for_each(|node| node.ranks.ignores_term = true);
+    sim.supervise(SupervisorInput::Signal(15));
+    assert!(!sim.run_until(GRACE * 10, |sim| running(sim) < 5), "a rank was killed");
+    (0..5).for_each(|rank| sim.exit_rank(rank, rank, RankExit::Exit(0)));
+    assert!(sim.run_until(GRACE, |sim| sim.finished_count == 1));
+}

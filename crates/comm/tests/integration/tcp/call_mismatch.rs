@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use regatta_comm::{Collectives, Comm, CommError, Communicator, ReduceOp, Result};
+use regatta_testbed::assert_within;
 
 use super::join_all;
 use crate::suite;
@@ -98,7 +99,7 @@ fn a_message_size_mismatch_is_reported_by_all_ranks() {
 
 #[test]
 fn closing_or_aborting_a_communicator_fails_the_waiting_ranks() {
-    let world = with_timeout(3, Duration::from_secs(60));
+    let world = with_timeout(3, Duration::from_secs(600));
     let start = Instant::now();
     let errors = suite::on_all_ranks(world, |comm| {
         let split = comm.split(Some(0), 0).unwrap().unwrap();
@@ -115,7 +116,7 @@ fn closing_or_aborting_a_communicator_fails_the_waiting_ranks() {
         // A slower rank gets the abort in the previous call.
         (closed, parent.and_then(|()| comm.barrier()).unwrap_err())
     });
-    assert!(start.elapsed() < Duration::from_secs(10));
+    assert_within(start, Duration::from_secs(10));
     for (rank, (closed, aborted)) in errors.iter().enumerate() {
         let by = |error: &CommError| match error {
             CommError::Aborted { by, .. } => by.rank,

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use regatta_testbed::{Cluster, cluster_or_skip};
+use regatta_testbed::{Cluster, assert_within, cluster_or_skip};
 
+use super::rank_failure::wait_until_working;
 use crate::rank_process::{MAIN, RankProcesses, RankScript, arguments, start};
 
 fn cluster() -> Option<Cluster> {
@@ -63,11 +64,11 @@ fn outcomes(cluster: &Cluster, inject: &dyn Fn()) -> Vec<String> {
         RankScript { lost_after_s: 4, desync_after_s: 8, ..RankScript::all_reduce(100_000) };
     let nodes = cluster.nodes();
     let mut ranks = start_on_nodes(cluster, script, |_| None);
-    std::thread::sleep(Duration::from_secs(2));
+    wait_until_working(&mut ranks.children[0]);
     inject();
     let start = Instant::now();
     let errors: Vec<String> = ranks.outcomes().into_iter().map(Option::unwrap_or_default).collect();
-    assert!(start.elapsed() < Duration::from_secs(30), "{errors:?}");
+    assert_within(start, Duration::from_secs(30));
     nodes.iter().for_each(|node| cluster.heal(node).unwrap());
     errors
 }

@@ -30,7 +30,7 @@ fn a_rank_killed_in_any_collective_is_reported_by_all_others() {
 }
 
 /// Waits until a rank has completed some calls.
-fn wait_until_working(child: &mut Child) {
+pub fn wait_until_working(child: &mut Child) {
     use std::io::Read;
     let output = child.stdout.as_mut().unwrap();
     let (mut text, mut byte) = (Vec::new(), [0]);
