@@ -1,4 +1,5 @@
-//! Two ranks in one thread, each with an endpoint. Skipped with a message if libfabric is missing.
+//! Two ranks in one thread, each with an endpoint. Skipped with a message if libfabric is missing and not
+//! required.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,6 +7,7 @@ use std::time::{Duration, Instant};
 use regatta_fabric::ProviderChoice;
 use regatta_fabric::abi::{Fid, Ops};
 use regatta_fabric::memory::{Memory, Region};
+use regatta_testbed::{REQUIRE_LIBFABRIC, skip};
 
 use super::fabric::Fabric;
 use super::negotiate::open;
@@ -31,7 +33,7 @@ fn two_ranks(registration: bool) -> Option<[Rank; 2]> {
     let mut endpoints = match (endpoint(), endpoint()) {
         (Ok(one), Ok(other)) => [one, other],
         (Err(why), _) | (_, Err(why)) => {
-            println!("skipped: {why}");
+            skip(REQUIRE_LIBFABRIC, why);
             return None;
         }
     };
@@ -58,7 +60,7 @@ fn a_busy_endpoint_rejects_posts_and_can_be_closed_later() {
     let localhost = Some(std::net::Ipv4Addr::LOCALHOST.into());
     let mut endpoint = match open(&ProviderChoice::parse("tcp"), localhost, 0, 1) {
         Ok(endpoint) => endpoint,
-        Err(why) => return println!("skipped: {why}"),
+        Err(why) => return skip(REQUIRE_LIBFABRIC, why),
     };
     let mut memory = vec![0u8; 100];
     endpoint.info.needs_registration = true;

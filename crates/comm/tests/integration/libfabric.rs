@@ -1,5 +1,5 @@
 //! The communicator test suite and fault tests over libfabric.
-//! Skipped with a message if libfabric is missing.
+//! Skipped with a message if libfabric is missing and not required.
 
 use std::time::{Duration, Instant};
 
@@ -7,12 +7,13 @@ use regatta_comm::bootstrap::{BootstrapConfig, engine, join};
 use regatta_comm::engine::Engine as _;
 use regatta_comm::libfabric::{ProviderChoice, available_providers};
 use regatta_comm::{CallKind, Collectives, Comm, CommError, Communicator, ReduceOp, hierarchical};
+use regatta_testbed::{REQUIRE_LIBFABRIC, skip};
 
 use crate::rank_process::{MAIN, Operation, RankScript, own_config, own_script, start_local};
 use crate::suite;
 
-/// The providers without hardware requirements, if they are available; else prints why not. shm needs
-/// each rank in its own process.
+/// The providers without hardware requirements, if they are available; else prints why not, or fails if
+/// they are required. shm needs each rank in its own process.
 fn providers() -> Vec<&'static str> {
     let available = available_providers().unwrap_or_else(|why| vec![why]);
     let is_available = |provider: &&str| {
@@ -20,9 +21,8 @@ fn providers() -> Vec<&'static str> {
         available.iter().any(|name| layered.iter().any(|start| name.starts_with(start)))
     };
     let (found, missing): (Vec<_>, Vec<_>) = ["tcp", "shm"].into_iter().partition(is_available);
-    missing
-        .iter()
-        .for_each(|provider| println!("skipped: no {provider}: {}", available.join(", ")));
+    let why = |provider| format!("no provider {provider}: {}", available.join(", "));
+    missing.into_iter().for_each(|provider| skip(REQUIRE_LIBFABRIC, why(provider)));
     found
 }
 

@@ -4,6 +4,8 @@ use std::ffi::c_int;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use regatta_testbed::{REQUIRE_LIBFABRIC, skip};
+
 use super::*;
 use crate::abi::{Fid, MrAttr, MrDmaBuf, MrOps, Out};
 use crate::library::{Query, library};
@@ -40,7 +42,7 @@ fn open() -> Option<Endpoint> {
     let infos = match library().and_then(|library| library.infos(&query)) {
         Ok(infos) => infos,
         Err(why) => {
-            println!("skipped: {why}");
+            skip(REQUIRE_LIBFABRIC, why);
             return None;
         }
     };

@@ -1,10 +1,12 @@
 //! Two NICs in one thread, over TCP, with connection-oriented endpoints and with reliable datagram endpoints.
-//! Skipped with a message if libfabric is missing.
+//! Skipped with a message if libfabric is missing and not required.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use regatta_testbed::{REQUIRE_LIBFABRIC, skip};
 
 use super::device::{describe, discover};
 use super::handle::Handle;
@@ -40,7 +42,7 @@ fn nic(provider: &'static str, has_thread: bool) -> Option<Arc<Nic>> {
     let devices = match discover(&settings, Path::new("/")) {
         Ok(devices) => devices,
         Err(why) => {
-            println!("skipped: {why}");
+            skip(REQUIRE_LIBFABRIC, why);
             return None;
         }
     };
@@ -491,7 +493,7 @@ fn memory_of_a_process_is_flushed_by_reading_it() {
     // As for memory of a GPU, with memory of the host.
     let library = match crate::library::library() {
         Ok(library) => library,
-        Err(why) => return println!("skipped: {why}"),
+        Err(why) => return skip(REQUIRE_LIBFABRIC, why),
     };
     let query = crate::library::Query {
         provider: Some("tcp"),
@@ -500,7 +502,10 @@ fn memory_of_a_process_is_flushed_by_reading_it() {
         remote_read: true,
         ..Default::default()
     };
-    let Ok(infos) = library.infos(&query) else { return println!("skipped: no tcp provider") };
+    let infos = match library.infos(&query) {
+        Ok(infos) => infos,
+        Err(why) => return skip(REQUIRE_LIBFABRIC, why),
+    };
     let (provider, domain) = infos.names()[0].clone();
     let nic =
         || Nic::flushing(infos.get(0).unwrap(), (&provider, &domain), options(false)).unwrap();

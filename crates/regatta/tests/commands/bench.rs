@@ -3,7 +3,7 @@
 
 use regatta_measure::read::read;
 use regatta_model::{BenchResult, Measurement, document};
-use regatta_testbed::assert_contains;
+use regatta_testbed::{REQUIRE_LIBFABRIC, assert_contains, skip};
 use serde_json::Value;
 
 use crate::support::bench::{assert_complete_and_correct, bench, load_result, rows, run};
@@ -111,7 +111,7 @@ fn collectives_are_measured_over_the_network_plugin_if_available() {
     for provider in ["tcp", "shm"] {
         let is_provider = |name: &String| name.split([';', '/']).next() == Some(provider);
         if !available.as_ref().is_ok_and(|all| all.iter().any(is_provider)) {
-            println!("skipped: no provider {provider}: {available:?}");
+            skip(REQUIRE_LIBFABRIC, format_args!("no provider {provider}: {available:?}"));
             continue;
         }
         let words = "all -b 8 -e 1M -f 64 --ranks 2 -n 2 --net-plugin regatta --run-dir run";
@@ -167,7 +167,7 @@ fn libfabric_backend_is_correct_if_available() {
     let found = run_command(bench(&folder, words).env("REGATTA_FABRIC", "tcp"));
     let unavailable = ["libfabric.so.1 cannot be opened", "there is no tcp;"];
     if unavailable.iter().any(|what| found.err.contains(what)) {
-        return println!("skipped: {}", found.err);
+        return skip(REQUIRE_LIBFABRIC, found.err);
     }
     found.ok();
     let result = load_result(&folder, "run/bench.json");

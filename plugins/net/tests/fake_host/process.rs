@@ -6,6 +6,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant, SystemTime};
 
+use regatta_testbed::{REQUIRE_LIBFABRIC, skip};
+
 use crate::child::{Task, VARIABLE};
 
 /// A rank notices a hang itself, and says where; after this time, and a second for each MiB of a connection,
@@ -48,19 +50,24 @@ impl Drop for Folder {
     }
 }
 
-/// The providers that libfabric has; for the others, says so.
+/// Only newer versions of libfabric have this provider.
+const OPTIONAL: &str = "net";
+
+/// The providers that libfabric has; for the others, says so, or fails if they are required.
 pub fn providers() -> impl Iterator<Item = &'static str> {
     let available = regatta_fabric::available_providers();
     ["tcp", "tcp;ofi_rxm", "net", "shm"].into_iter().filter(move |provider| match &available {
         Err(why) => {
-            eprintln!("skipped: {provider}: {why}");
+            skip(REQUIRE_LIBFABRIC, format_args!("{provider}: {why}"));
             false
         }
         Ok(all) => {
             let end_of = |name: &String| name.strip_prefix(provider)?.chars().next();
             let is_available = all.iter().any(|name| matches!(end_of(name), Some('/' | ';')));
-            if !is_available {
+            if !is_available && *provider == OPTIONAL {
                 eprintln!("skipped: libfabric has no provider {provider}");
+            } else if !is_available {
+                skip(REQUIRE_LIBFABRIC, format_args!("libfabric has no provider {provider}"));
             }
             is_available
         }
