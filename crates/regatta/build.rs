@@ -58,7 +58,9 @@ fn compress(library: &Path) {
 /// the user's process.
 fn build_plugins() -> PathBuf {
     let (target, out) = (variable("TARGET"), PathBuf::from(variable("OUT_DIR")));
-    let folder = out.join("plugins");
+    // Beside the folders of all build scripts: a lint run has another one than a build, and would build the
+    // plug-ins once more.
+    let folder = out.ancestors().nth(3).unwrap_or(&out).join("nccl-plugins");
     let mut cargo = Command::new(variable("CARGO"));
     cargo.args(["build", "--quiet", "--lib", "--release", "--manifest-path"]);
     cargo.arg("../../Cargo.toml");
