@@ -1,5 +1,6 @@
 //! Development tasks: `cargo xtask test` is the test command of the README and of CI.
 
+mod accept;
 mod dist;
 mod easybuild;
 mod lines;
@@ -9,13 +10,19 @@ mod test_programs;
 
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
 const HELP: &str = "\
 cargo xtask test    install the packages that tests need (Debian or Ubuntu, as root), then check
                     formatting and lints, run all tests and build the documentation; usually
-                    18 minutes on two cores
-cargo xtask fuzz    run every fuzz target for ten minutes (needs cargo-fuzz)
+                    12 minutes on two cores
+cargo xtask test NAME...
+                    build all, and run only the test programs and modules whose names contain a NAME, such as
+                    \"regatta cluster\" or train_faults, isolated from each other
+cargo xtask accept  list the long campaigns, one per capability: faults, soaks, fuzzing
+cargo xtask accept NAME [--cases N] [--seed S]
+                    run one, and keep its output in bench/results unless N is given; S is the first of the
+                    seeds that the cases are generated from
 cargo xtask bench   run the benchmarks and print their ratios
 cargo xtask dist [x86_64] [aarch64]
                     build a wheel and a tarball in target/dist that run with glibc 2.28 and newer (needs
@@ -26,32 +33,18 @@ cargo xtask check-dist [x86_64] [aarch64]
 cargo xtask easybuild
                     write the EasyBuild file with the crates of Cargo.lock into packaging/easybuild
 cargo xtask lines [REVISION]
-                    count the lines of code of each crate, without comments, blank lines, tests and fakes
-cargo xtask chaos [--cases N] [--seed S]
-                    inject faults into N launched jobs on clusters of up to 40 nodes, with seeds from S
-                    on: killed and hung processes, pauses, suspended jobs, duplicate signals, cut links,
-                    crashed nodes, full disks
-cargo xtask chaos --comm [--cases N] [--seed S]
-                    inject faults into N jobs running collectives on this machine, and N/10 more on a
-                    network: killed, stopped and paused ranks, mismatching calls, broken links
-cargo xtask chaos --train [--cases N] [--seed S]
-                    inject faults into N training runs on this machine and compare their losses: kills,
-                    signals, pauses, hung ranks, damaged checkpoints";
-
-/// Default number of cases of `cargo xtask chaos`.
-const CHAOS_CASES: u64 = 300;
+                    count the lines of code of each crate, without comments, blank lines, tests and fakes";
 
 fn main() -> ExitCode {
     let task = std::env::args().nth(1).unwrap_or_default();
     let result = match task.as_str() {
-        "test" => test(),
-        "fuzz" => steps::fuzz(),
+        "test" => test(std::env::args().skip(2).collect()),
+        "accept" => accept::run(std::env::args().skip(2)),
         "bench" => steps::bench(),
         "dist" => dist::dist(std::env::args().skip(2)),
         "check-dist" => dist::check::check_dist(std::env::args().skip(2)),
         "easybuild" => easybuild::write(),
         "lines" => lines::run(std::env::args().nth(2).as_deref()),
-        "chaos" => chaos(),
         _ => {
             eprintln!("{HELP}");
             return ExitCode::FAILURE;
@@ -63,30 +56,14 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(result.is_err()))
 }
 
-/// Runs fault injection as the options say; a new seed by default.
-fn chaos() -> Result<()> {
-    let (mut cases, mut seed, mut suite) = (CHAOS_CASES, steps::new_seed(), None);
-    let mut words = std::env::args().skip(2);
-    while let Some(option) = words.next() {
-        if option == "--comm" || option == "--train" {
-            suite = Some(option);
-            continue;
-        }
-        let value = words.next().and_then(|text| text.parse().ok());
-        match (option.as_str(), value) {
-            ("--cases", Some(value)) => cases = value,
-            ("--seed", Some(value)) => seed = value,
-            _ => bail!("{option}: expected --comm, --train, --cases N or --seed S"),
-        }
-    }
-    steps::chaos(suite.as_deref(), cases, seed)
-}
-
-fn test() -> Result<()> {
+/// All checks, or only the tests of some names.
+fn test(names: Vec<String>) -> Result<()> {
     steps::announce(1, "system packages", "none if they are installed");
-    let complete = system_packages::install()?;
+    let available = system_packages::install()?;
+    if !names.is_empty() {
+        return steps::some_tests(available, &names);
+    }
     steps::format()?;
     steps::lint()?;
-    steps::tests(complete)?;
-    steps::docs()
+    steps::tests(available)
 }

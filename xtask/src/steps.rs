@@ -1,16 +1,20 @@
 //! The steps of each task; the first failure ends it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::dist::glibc;
-use crate::test_programs;
+use crate::system_packages::Available;
+use crate::test_programs::{self, Build};
 
 /// Number of parts of `cargo xtask test`.
-const PARTS: u32 = 5;
+const PARTS: u32 = 4;
+
+/// What clippy makes of `-D warnings`.
+const CLIPPY_ARGS: &str = "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__";
 
 /// Says which part of `cargo xtask test` begins, and how long it usually takes on two cores.
 pub fn announce(part: u32, name: &str, usual_time: &str) {
@@ -31,6 +35,13 @@ pub fn lint() -> Result<()> {
     run("lint", &mut clippy)
 }
 
+/// The compiler that clippy uses.
+fn clippy_driver() -> Result<PathBuf> {
+    let output = Command::new("rustc").args(["--print", "sysroot"]).output().context("rustc")?;
+    let sysroot = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok(Path::new(sysroot.trim()).join("bin/clippy-driver"))
+}
+
 /// Checks the symbols of the NCCL plug-ins that the binary contains.
 fn check_plugins(binary: &Path) -> Result<()> {
     let folder = Path::new("target/plugins");
@@ -42,35 +53,57 @@ fn check_plugins(binary: &Path) -> Result<()> {
     libraries.iter().try_for_each(|library| glibc::check_symbols(&folder.join(library)))
 }
 
-/// Checks the symbols of the binary, and runs all tests, also after a failure. With all packages installed,
-/// skipping a multi-host test is a failure.
-pub fn tests(complete: bool) -> Result<()> {
-    announce(4, "tests", "15 min");
-    let start = Instant::now();
-    let required: &[(&str, &str)] =
-        if complete { &[("REGATTA_REQUIRE_CLUSTER", "1")] } else { &[] };
+/// Checks the symbols of the binary, and runs all tests, also after a failure, beside the build of the
+/// documentation.
+pub fn tests(available: Available) -> Result<()> {
+    announce(4, "tests and documentation", "9 min");
     let build = test_programs::build(&mut cargo())?;
     glibc::check_symbols(&build.binary)?;
     check_plugins(&build.binary)?;
-    let failed = test_programs::run(required, build)?;
-    let doc_tests = run("doc tests", cargo().args(["test", "--quiet", "--workspace", "--doc"]));
-    if !failed.is_empty() {
-        // Again, at the end of a long log, of which a CI system may keep only the end.
-        failed
-            .iter()
-            .for_each(|program| println!("xtask: {} failed\n{}", program.name, program.failures));
-        let names: Vec<_> = failed.iter().map(|program| program.name.as_str()).collect();
-        bail!("tests failed: {}", names.join(", "));
-    }
-    println!("xtask: tests done in {:.0} s", start.elapsed().as_secs_f64());
-    doc_tests
+    let (tested, documented) = std::thread::scope(|scope| {
+        let documentation = scope.spawn(documentation);
+        let tested = run_tests(build, available, &[]);
+        let documented = documentation.join();
+        (tested, documented.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    });
+    tested.and(documented)
 }
 
-/// Builds the documentation with broken links as errors.
-pub fn docs() -> Result<()> {
-    let mut docs = cargo();
+/// Runs only the test programs and modules whose names contain one of `names`.
+pub fn some_tests(available: Available, names: &[String]) -> Result<()> {
+    run_tests(test_programs::build(&mut cargo())?, available, names)
+}
+
+/// Skipping a test for which everything is available is a failure.
+fn run_tests(build: Build, available: Available, names: &[String]) -> Result<()> {
+    let start = Instant::now();
+    let variables = [
+        (available.packages, "REGATTA_REQUIRE_LIBFABRIC"),
+        (available.cluster, "REGATTA_REQUIRE_CLUSTER"),
+    ];
+    let required: Vec<(&str, &str)> =
+        variables.into_iter().filter(|(is, _)| *is).map(|(_, name)| (name, "1")).collect();
+    let failed = test_programs::run(build, &required, names)?;
+    println!("xtask: tests done in {:.0} s", start.elapsed().as_secs_f64());
+    // Again, at the end of a long log, of which a CI system may keep only the end.
+    failed.iter().for_each(|unit| println!("xtask: {} failed\n{}", unit.name, unit.failures));
+    let names: Vec<_> = failed.iter().map(|unit| unit.name.as_str()).collect();
+    ensure!(names.is_empty(), "tests failed: {}", names.join(", "));
+    Ok(())
+}
+
+/// Runs the tests in the documentation and builds it with broken links as errors, at a low priority.
+fn documentation() -> Result<()> {
+    let patient = || {
+        let mut nice = Command::new("nice");
+        nice.args(["-n", "10"]).arg(cargo().get_program());
+        nice
+    };
+    run("doc tests", patient().args(["test", "--quiet", "--workspace", "--doc"]))?;
+    let mut docs = patient();
     docs.args(["doc", "--quiet", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings");
-    announce(5, "documentation", "1 min");
+    // With the wrapper and the options of the lint run, whose metadata of all libraries is used again.
+    docs.env("RUSTC_WORKSPACE_WRAPPER", clippy_driver()?).env("CLIPPY_ARGS", CLIPPY_ARGS);
     run("documentation", &mut docs)
 }
 
@@ -90,59 +123,6 @@ pub fn bench() -> Result<()> {
         let mut bench = cargo();
         bench.args(["run", "--quiet", "--release", "--package", "regatta-benchmarks"]);
         run(name, bench.args(["--bin", name]))?;
-    }
-    Ok(())
-}
-
-/// Injects faults into ranks that run collectives (`--comm`), into training runs (`--train`) or into
-/// launched jobs. A failure prints its seed, which reproduces it.
-pub fn chaos(suite: Option<&str>, cases: u64, seed: u64) -> Result<()> {
-    println!("xtask: {cases} cases from seed {seed}");
-    let mut chaos = cargo();
-    match suite {
-        Some("--comm") => chaos
-            .args(["test", "--package", "regatta-comm", "--test", "integration", "chaos::"])
-            .args(["--", "--nocapture"])
-            .env("REGATTA_REQUIRE_CLUSTER", "1"),
-        Some(_) => chaos
-            .args(["test", "--package", "regatta", "--test", "training", "train_chaos::"])
-            .args(["--", "--nocapture"]),
-        // A release build, because a rank writes 1 GiB.
-        None => chaos
-            .args(["test", "--release", "--package", "regatta", "--test", "cluster"])
-            .args(["--", "--nocapture", "injected_faults"])
-            .envs([("REGATTA_REQUIRE_CLUSTER", "1"), ("REGATTA_CHAOS_MIB", "1024")]),
-    };
-    chaos.env("REGATTA_CHAOS_CASES", cases.to_string());
-    run("chaos", chaos.env("REGATTA_CHAOS_SEED", seed.to_string()))
-}
-
-/// A new seed: the time.
-pub fn new_seed() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |since| since.as_secs())
-}
-
-/// Runs every fuzz target for ten minutes. The sanitizers need a nightly compiler or
-/// `RUSTC_BOOTSTRAP`.
-pub fn fuzz() -> Result<()> {
-    let targets = std::fs::read_dir("fuzz/fuzz_targets").context("fuzz/fuzz_targets")?;
-    let mut names: Vec<String> = targets
-        .flatten()
-        .filter_map(|t| Some(Path::new(&t.file_name()).file_stem()?.to_str()?.to_owned()))
-        .collect();
-    names.sort();
-    for name in names {
-        let found = format!("fuzz/artifacts/found/{name}");
-        std::fs::create_dir_all(&found).with_context(|| found.clone())?;
-        let dictionary = format!("fuzz/dictionaries/{name}.dict");
-        let limits = ["-max_total_time=600", "-timeout=10", "-rss_limit_mb=2048", "-max_len=8192"];
-        let mut fuzz = cargo();
-        fuzz.args(["fuzz", "run", &name, &found, &format!("fuzz/corpus/{name}"), "--"]);
-        // Targets without keywords have no dictionary.
-        if Path::new(&dictionary).exists() {
-            fuzz.arg(format!("-dict={dictionary}"));
-        }
-        run(&format!("fuzz {name}"), fuzz.args(limits).env("RUSTC_BOOTSTRAP", "1"))?;
     }
     Ok(())
 }

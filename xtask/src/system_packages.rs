@@ -18,13 +18,27 @@ const OPTIONAL_PACKAGE: &str = "clang-19";
 /// conflicts with `hwloc-nox`.
 const LSTOPO: (&str, &str) = ("hwloc-nox", "lstopo-no-graphics");
 
-/// Installs missing packages as root on Debian or Ubuntu. Returns whether everything is available;
-/// otherwise the cluster tests are skipped with a message.
-pub fn install() -> Result<bool> {
+/// What the tests may require of this machine; the others are skipped with a message.
+#[derive(Debug, Clone, Copy)]
+pub struct Available {
+    /// Everything in the packages, such as libfabric.
+    pub packages: bool,
+    /// A test cluster, which needs root.
+    pub cluster: bool,
+}
+
+/// Installs missing packages as root on Debian or Ubuntu.
+pub fn install() -> Result<Available> {
+    let packages = install_missing()?;
+    Ok(Available { packages, cluster: packages && is_root() })
+}
+
+/// Returns whether all packages are installed.
+fn install_missing() -> Result<bool> {
     let missing = missing(is_installed, is_in_path);
     if missing.is_empty() {
         install_optional();
-        return Ok(is_root());
+        return Ok(true);
     }
     let list = missing.join(" ");
     if !has_apt() {
@@ -81,8 +95,13 @@ fn has_apt() -> bool {
 }
 
 fn is_root() -> bool {
-    let output = Command::new("id").arg("-u").output();
-    output.is_ok_and(|o| o.stdout.trim_ascii() == b"0")
+    id("-u").is_ok_and(|user| user == "0")
+}
+
+/// The number of the user (`-u`) or its group (`-g`).
+pub fn id(which: &str) -> Result<String, String> {
+    let output = Command::new("id").arg(which).output().map_err(|error| format!("id: {error}"))?;
+    Ok(String::from_utf8_lossy(output.stdout.trim_ascii()).into_owned())
 }
 
 fn apt(arguments: &[&str]) -> Result<()> {

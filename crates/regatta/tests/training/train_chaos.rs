@@ -108,7 +108,7 @@ fn metrics_under_faults_are_identical_to_an_undisturbed_run() {
     let folder = TempDir::new();
     let mut references = BTreeMap::new();
     for seed in first..first + cases {
-        println!("reproduce: cargo xtask chaos --train --cases 1 --seed {seed}");
+        println!("reproduce: cargo xtask accept train-chaos --cases 1 --seed {seed}");
         let mut random = Random::new(seed);
         let layout = random.pick(&LAYOUTS);
         let reference = references.entry(layout).or_insert_with(|| reference(&folder, layout));

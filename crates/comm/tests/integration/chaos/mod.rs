@@ -3,7 +3,7 @@
 //! join again.
 //!
 //! Cases derive from a seed. `REGATTA_CHAOS_CASES` is the number of cases and `REGATTA_CHAOS_SEED` the
-//! first seed; `cargo xtask chaos --comm` sets both.
+//! first seed; `cargo xtask accept comm-chaos` sets both.
 
 mod case;
 mod check;
@@ -59,7 +59,7 @@ fn run_all(
                 }
                 Err(why) => {
                     eprintln!(
-                        "{case:?}\n{why}\ncargo xtask chaos --comm --cases 1 --seed {seed}\n"
+                        "{case:?}\n{why}\ncargo xtask accept comm-chaos --cases 1 --seed {seed}\n"
                     );
                     failures.lock().unwrap().push(seed);
                 }

@@ -3,7 +3,7 @@
 //!
 //! Cases are generated from seeds. `REGATTA_CHAOS_CASES` is the number of cases,
 //! `REGATTA_CHAOS_SEED` the first seed and `REGATTA_CHAOS_MIB` the size of large outputs;
-//! `cargo xtask chaos` sets them. Seeds cycle through the scenarios, so `REGATTA_CHAOS_STRIDE`, the
+//! `cargo xtask accept launch-chaos` sets them. Seeds cycle through the scenarios, so `REGATTA_CHAOS_STRIDE`, the
 //! distance between seeds, repeats one scenario if it is their number.
 
 mod case;

@@ -91,7 +91,8 @@ impl ChaosRun {
         match outcome {
             Ok(()) => *reusable = (!case.loses_node()).then_some(cluster),
             Err(why) => {
-                let reproduce = format!("cargo xtask chaos --cases 1 --seed {}", case.seed);
+                let reproduce =
+                    format!("cargo xtask accept launch-chaos --cases 1 --seed {}", case.seed);
                 let why = why.replace('\n', "\n  ");
                 let text = format!("{case}\n  {why}\n  reproduce with: {reproduce}\n");
                 eprintln!("FAILED {text}");

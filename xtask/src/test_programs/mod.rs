@@ -1,0 +1,139 @@
+//! Runs the test programs of the workspace, several at once, in namespaces of their own.
+
+mod artifacts;
+mod isolation;
+mod schedule;
+mod unit;
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::Result;
+
+pub use artifacts::{Build, build, parse};
+use isolation::Isolation;
+use schedule::{Limits, Load};
+use unit::{Outcome, TestUnit};
+
+/// How many of the longest units are listed at the end.
+const LISTED: usize = 20;
+
+/// A test program, or a module of one, that failed.
+#[derive(Debug)]
+pub struct FailedUnit {
+    /// Package, target and module, such as `regatta cluster slurm`.
+    pub name: String,
+    /// The output of its failed tests.
+    pub failures: String,
+}
+
+/// Work that has not begun, and what runs now.
+struct Queue {
+    waiting: Vec<TestUnit>,
+    running: Vec<Load>,
+    finished: Vec<(String, Outcome)>,
+}
+
+/// Runs the test programs and modules whose names contain one of `wanted`, or all if there are none, also
+/// after a failure. Returns what failed.
+pub fn run(build: Build, variables: &[(&str, &str)], wanted: &[String]) -> Result<Vec<FailedUnit>> {
+    let isolation = Isolation::probe(&build.binary);
+    if let Err(why) = &isolation {
+        println!("xtask: test programs are not isolated, so that some run one at a time: {why}");
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let limits = Limits { cores, isolated: isolation.is_ok() };
+    let is_wanted = |unit: &TestUnit| {
+        wanted.is_empty() || wanted.iter().any(|word| unit.name.contains(word.as_str()))
+    };
+    let mut units = unit::split(build.programs)?;
+    units.retain(is_wanted);
+    let pool = Pool {
+        limits,
+        isolation: isolation.ok(),
+        queue: Mutex::new(Queue {
+            waiting: unit::in_order(units),
+            running: Vec::new(),
+            finished: Vec::new(),
+        }),
+        changed: Condvar::new(),
+    };
+    let results: Vec<Result<()>> = std::thread::scope(|scope| {
+        let workers: Vec<_> =
+            (0..limits.units()).map(|_| scope.spawn(|| pool.work(variables))).collect();
+        workers
+            .into_iter()
+            .map(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    });
+    results.into_iter().collect::<Result<()>>()?;
+    let queue = pool.queue.into_inner().unwrap_or_else(PoisonError::into_inner);
+    print_longest(&queue.finished);
+    Ok(failed(queue.finished))
+}
+
+/// Threads that run the units of a queue.
+struct Pool {
+    limits: Limits,
+    isolation: Option<Isolation>,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+impl Pool {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs units until none is left.
+    fn work(&self, variables: &[(&str, &str)]) -> Result<()> {
+        while let Some(unit) = self.next() {
+            println!("xtask: running {}", unit.name);
+            let outcome = unit.run(self.isolation.as_ref(), variables);
+            let mut queue = self.lock();
+            if let Some(at) = queue.running.iter().position(|load| *load == unit.load) {
+                queue.running.swap_remove(at);
+            }
+            self.changed.notify_all();
+            let outcome = outcome?;
+            let seconds = outcome.duration.as_secs_f64();
+            println!("xtask: {} ({seconds:.1} s)\n{}", unit.name, outcome.output);
+            queue.finished.push((unit.name, outcome));
+        }
+        Ok(())
+    }
+
+    /// The next unit, once it may run; none if all have begun.
+    fn next(&self) -> Option<TestUnit> {
+        let mut queue = self.lock();
+        loop {
+            if queue.waiting.is_empty() {
+                return None;
+            }
+            let loads: Vec<Load> = queue.waiting.iter().map(|unit| unit.load).collect();
+            if let Some(at) = schedule::next(&loads, &queue.running, self.limits) {
+                let unit = queue.waiting.remove(at);
+                queue.running.push(unit.load);
+                return Some(unit);
+            }
+            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Prints what took longest, from which the table of [`unit`] is made.
+fn print_longest(finished: &[(String, Outcome)]) {
+    let mut times: Vec<(Duration, &str)> =
+        finished.iter().map(|(name, outcome)| (outcome.duration, name.as_str())).collect();
+    times.sort_by(|a, b| b.cmp(a));
+    let line = |(time, name): &(Duration, &str)| format!("{:6.1} s  {name}", time.as_secs_f64());
+    let lines: Vec<String> = times.iter().take(LISTED).map(line).collect();
+    println!("xtask: the longest of {} test runs:\n{}", times.len(), lines.join("\n"));
+}
+
+fn failed(finished: Vec<(String, Outcome)>) -> Vec<FailedUnit> {
+    let failure = |(name, outcome): (String, Outcome)| {
+        outcome.failures.map(|failures| FailedUnit { name, failures })
+    };
+    finished.into_iter().filter_map(failure).collect()
+}

@@ -1,0 +1,207 @@
+//! What runs as one process: a test program, or one module of those that consist of many.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::artifacts::TestProgram;
+use super::isolation::{Isolation, PrivateTmp};
+use super::schedule::Load;
+
+/// Packages whose tests wait actively for each other.
+const SPINNING: &str = "comm";
+
+/// Packages whose tests compute in their own process, without timeouts.
+const COMPUTING: [&str; 6] = ["cuda", "cpu", "train", "predict", "place", "nccl-tuning"];
+
+/// What takes longest, longest first. The rest follows in the order of names.
+const LONGEST: [&str; 12] = [
+    "cuda integration emulated_amd",
+    "net fake_host",
+    "regatta cluster chaos",
+    "cuda integration fake_conformance",
+    "comm integration shm",
+    "comm integration tcp",
+    "regatta training train_faults",
+    "regatta training train_chaos",
+    "regatta cluster train",
+    "regatta commands launch",
+    "comm integration hierarchical",
+    "regatta training checkpoint",
+];
+
+/// The tests that one process runs.
+#[derive(Debug, PartialEq, Eq)]
+pub struct TestUnit {
+    /// Package, target and module, such as `regatta cluster slurm`.
+    pub name: String,
+    pub load: Load,
+    program: TestProgram,
+    /// Full names; empty for all tests of the program.
+    tests: Vec<String>,
+}
+
+/// How it went.
+#[derive(Debug)]
+pub struct Outcome {
+    pub duration: Duration,
+    pub output: String,
+    /// The part of the output about failed tests.
+    pub failures: Option<String>,
+}
+
+/// Splits programs that consist of many modules, such that more cores have something to do.
+pub fn split(programs: Vec<TestProgram>) -> Result<Vec<TestUnit>> {
+    let mut units = Vec::new();
+    for program in programs {
+        let load = load(&program);
+        if !program.has_modules {
+            let name = program.name();
+            units.push(TestUnit { name, load, program, tests: Vec::new() });
+            continue;
+        }
+        for (module, tests) in by_module(&list(&program)?) {
+            let name = format!("{} {module}", program.name()).trim_end().to_owned();
+            units.push(TestUnit { name, load, program: program.clone(), tests });
+        }
+    }
+    Ok(units)
+}
+
+/// In the order in which they start.
+pub fn in_order(mut units: Vec<TestUnit>) -> Vec<TestUnit> {
+    let rank = |unit: &TestUnit| {
+        LONGEST.iter().position(|name| *name == unit.name).unwrap_or(LONGEST.len())
+    };
+    units.sort_by_key(|unit| (rank(unit), unit.name.clone()));
+    units
+}
+
+fn load(program: &TestProgram) -> Load {
+    match program.package.as_str() {
+        SPINNING => Load::Spins,
+        package if COMPUTING.contains(&package) => Load::Computes,
+        _ => Load::Waits,
+    }
+}
+
+/// The tests of a program, one per line with its kind.
+fn list(program: &TestProgram) -> Result<String> {
+    let mut command = Command::new(&program.executable);
+    command.args(["--list", "--format", "terse"]).current_dir(&program.dir);
+    let output = command.output().with_context(|| program.executable.display().to_string())?;
+    ensure!(output.status.success(), "{} does not list its tests", program.name());
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Names of tests by the first module of their paths; none for those of the program's main file.
+fn by_module(list: &str) -> BTreeMap<String, Vec<String>> {
+    let mut modules: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for name in list.lines().filter_map(|line| line.strip_suffix(": test")) {
+        let module = name.split_once("::").map_or("", |(module, _)| module);
+        modules.entry(module.to_owned()).or_default().push(name.to_owned());
+    }
+    modules
+}
+
+impl TestUnit {
+    /// The command that runs it.
+    fn command(&self, isolation: Option<(&Isolation, &PrivateTmp)>) -> Command {
+        let is_patient = self.load == Load::Computes;
+        let program = if is_patient { Path::new("nice") } else { &self.program.executable };
+        let mut command = match isolation {
+            Some((isolation, tmp)) => isolation.command(tmp, program),
+            None => Command::new(program),
+        };
+        if is_patient {
+            command.args(["-n", "10"]).arg(&self.program.executable);
+        }
+        if !self.tests.is_empty() {
+            command.arg("--exact").args(&self.tests);
+        }
+        command.current_dir(&self.program.dir).env("CARGO_MANIFEST_DIR", &self.program.dir);
+        command
+    }
+
+    /// Runs it to its end. Its output is not printed at once: that of several would be mixed.
+    pub fn run(
+        &self,
+        isolation: Option<&Isolation>,
+        variables: &[(&str, &str)],
+    ) -> Result<Outcome> {
+        let start = Instant::now();
+        let tmp = isolation.is_some().then(PrivateTmp::create).transpose()?;
+        let mut command = self.command(isolation.zip(tmp.as_ref()));
+        let output = command.envs(variables.iter().copied()).output();
+        let output = output.with_context(|| self.program.executable.display().to_string())?;
+        let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+        let failures = (!output.status.success()).then(|| match failures(&out) {
+            Some(failures) => failures.to_owned(),
+            None => format!("{}\n{err}{out}", output.status),
+        });
+        Ok(Outcome { duration: start.elapsed(), output: format!("{err}{out}"), failures })
+    }
+}
+
+/// The part of a test program's output about its failed tests; none if the program crashed.
+fn failures(output: &str) -> Option<&str> {
+    output.find("\nfailures:\n").map(|at| &output[at + 1..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unit(name: &str) -> TestUnit {
+        let (package, target) = name.split_once(' ').unwrap();
+        let program = TestProgram {
+            package: package.into(),
+            target: target.into(),
+            executable: "/t/x".into(),
+            dir: "/w".into(),
+            has_modules: false,
+        };
+        let load = load(&program);
+        TestUnit { name: name.into(), load, program, tests: Vec::new() }
+    }
+
+    #[test]
+    fn the_failures_follow_the_results_of_all_tests() {
+        let result =
+            "failures:\n\n---- a stdout ----\nwhy\n\nfailures:\n    a\n\ntest result: FAILED";
+        assert_eq!(
+            failures(&format!("running 1 test\ntest a ... FAILED\n\n{result}")),
+            Some(result)
+        );
+        assert_eq!(failures("running 1 test\n"), None);
+    }
+
+    #[test]
+    fn tests_are_grouped_by_their_first_module() {
+        let list = "launch::a: test\nat_the_root: test\nlaunch::deep::b: test\nx::c: benchmark\n";
+        let expected =
+            [("", vec!["at_the_root"]), ("launch", vec!["launch::a", "launch::deep::b"])];
+        let expected = expected.map(|(module, tests)| {
+            (module.to_owned(), tests.into_iter().map(str::to_owned).collect::<Vec<_>>())
+        });
+        assert_eq!(by_module(list), BTreeMap::from(expected));
+    }
+
+    #[test]
+    fn the_longest_units_start_first() {
+        let names = ["wire integration", LONGEST[1], "abi x", LONGEST[0]];
+        let ordered = in_order(names.map(unit).into());
+        let ordered: Vec<&str> = ordered.iter().map(|unit| unit.name.as_str()).collect();
+        assert_eq!(ordered, [LONGEST[0], LONGEST[1], "abi x", "wire integration"]);
+    }
+
+    #[test]
+    fn collectives_spin_and_kernels_compute() {
+        let loads =
+            ["comm integration", "cuda trace", "launch channel"].map(|name| unit(name).load);
+        assert_eq!(loads, [Load::Spins, Load::Computes, Load::Waits]);
+    }
+}
