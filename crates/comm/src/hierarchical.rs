@@ -201,8 +201,9 @@ impl Engine for Hierarchical {
 
     fn transports(&self) -> Transports {
         let within = self.local.as_ref().map(Engine::transports).unwrap_or_default();
-        let between = (self.layout.nodes > 1).then(|| self.world.transports()).unwrap_or_default();
-        Transports { shared_memory: within.shared_memory, network: between.network }
+        let between = (self.layout.nodes > 1).then(|| self.world.transports());
+        let network = between.and_then(|between| between.network);
+        Transports { shared_memory: within.shared_memory, network }
     }
 
     fn monitor(&self) -> Option<Arc<CommMonitor>> {
