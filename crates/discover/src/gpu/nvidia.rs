@@ -211,7 +211,7 @@ mod tests {
             "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  535.104.05  Release Build",
         ] {
             let tree = FakeSysfs::new();
-            tree.file("/proc/driver/nvidia/version", &format!("{line}\nGCC version: gcc 12.2.0\n"));
+            tree.file("/proc/driver/nvidia/version", format!("{line}\nGCC version: gcc 12.2.0\n"));
             assert_eq!(driver_version(&tree.root()).as_deref(), Some("535.104.05"));
         }
     }

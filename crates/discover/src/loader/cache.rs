@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use super::string_at;
 
 /// Magic and version of the format of glibc 2.2 and later.
-pub(super) const MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
-pub(super) const HEADER_LEN: usize = 48;
-pub(super) const ENTRY_LEN: usize = 24;
+const MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
+const HEADER_LEN: usize = 48;
+const ENTRY_LEN: usize = 24;
 /// The older format, which precedes the newer one in caches of glibc before 2.32.
 const OLD_MAGIC: &[u8] = b"ld.so-1.7.0\0";
 const OLD_HEADER_LEN: usize = 16;
@@ -50,11 +50,34 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use proptest::prelude::*;
 
-    use super::super::testing::cache;
     use super::*;
+
+    /// A cache of these names and files.
+    pub(crate) fn cache(entries: &[(&str, &str)]) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend((entries.len() as u32).to_le_bytes());
+        bytes.resize(HEADER_LEN, 0);
+        let mut strings = Vec::new();
+        let base = HEADER_LEN + entries.len() * ENTRY_LEN;
+        for (name, path) in entries {
+            let mut add = |text: &str| {
+                let offset = (base + strings.len()) as u32;
+                strings.extend(text.as_bytes());
+                strings.push(0);
+                offset
+            };
+            let (name, path) = (add(name), add(path));
+            bytes.extend(0x0303u32.to_le_bytes());
+            bytes.extend(name.to_le_bytes());
+            bytes.extend(path.to_le_bytes());
+            bytes.extend([0; 12]);
+        }
+        bytes.extend(strings);
+        bytes
+    }
 
     #[test]
     fn names_have_files_in_order() {

@@ -3,8 +3,6 @@
 
 mod cache;
 pub mod elf;
-#[doc(hidden)]
-pub mod testing;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -171,7 +169,8 @@ fn string_at(strings: &[u8], offset: u64) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::testing::{cache, library_with};
+    use super::cache::tests::cache;
+    use super::elf::testing::library_with;
     use super::*;
     use crate::fake_sysfs::FakeSysfs;
 

@@ -7,6 +7,9 @@ mod collective_library;
 mod device_files;
 mod file_systems;
 mod leftovers;
+#[cfg(test)]
+#[path = "../../../discover/src/loader/elf/testing.rs"]
+mod libraries;
 mod net_plugin;
 mod nics;
 mod os;

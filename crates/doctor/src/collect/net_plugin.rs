@@ -59,8 +59,7 @@ fn other_interfaces(symbols: &[&str]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use regatta_discover::loader::testing::library;
-
+    use super::super::libraries::library;
     use super::*;
     use crate::testing::TempTree;
 

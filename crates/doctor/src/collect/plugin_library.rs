@@ -117,9 +117,9 @@ fn read_memory<const N: usize>(address: *const u8, probe: &(OwnedFd, OwnedFd)) -
 #[cfg(test)]
 mod tests {
     use regatta_discover::loader::host_machine;
-    use regatta_discover::loader::testing::library_with;
     use regatta_discover::{Env, Sysroot};
 
+    use super::super::libraries::library_with;
     use super::*;
     use crate::plugin::PluginKind;
 

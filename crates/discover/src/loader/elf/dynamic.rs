@@ -4,7 +4,7 @@ use super::super::string_at;
 use super::{Elf, ElfError};
 
 /// Type of the dynamic section.
-pub(in crate::loader) const SHT_DYNAMIC: u32 = 6;
+const SHT_DYNAMIC: u32 = 6;
 /// Type of the section with required symbol versions.
 const SHT_GNU_VERNEED: u32 = 0x6fff_fffe;
 const ENTRY_LEN: usize = 16;
@@ -83,7 +83,7 @@ fn glibc_version(name: &str) -> Option<(u32, u32)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::testing::library_with;
+    use super::super::testing::library_with;
     use super::super::{dynamic, machine, machine_name};
     use super::*;
 

@@ -1,9 +1,10 @@
 //! Symbols and dependencies of a shared library, from its file: loading it would run its code.
 
 mod dynamic;
+#[cfg(test)]
+pub(super) mod testing;
 
 pub use dynamic::Dynamic;
-pub(super) use dynamic::SHT_DYNAMIC;
 
 use super::string_at;
 
@@ -25,7 +26,7 @@ pub enum ElfError {
 }
 
 /// Type of the section with dynamic symbols.
-pub(super) const SHT_DYNSYM: u32 = 11;
+const SHT_DYNSYM: u32 = 11;
 const SECTION_HEADER_LEN: u64 = 64;
 const SYMBOL_LEN: u64 = 24;
 
@@ -146,7 +147,7 @@ impl<'a> Elf<'a> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::testing::{library, library_with};
+    use super::testing::{library, library_with};
     use super::*;
 
     #[test]

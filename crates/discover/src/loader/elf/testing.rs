@@ -1,15 +1,12 @@
-//! Shared libraries and caches of the loader, for tests.
-
-use super::cache::{ENTRY_LEN, HEADER_LEN, MAGIC};
-use super::elf::{SHT_DYNAMIC, SHT_DYNSYM};
+//! Shared libraries, for tests. Included by tests of other crates as well.
 
 /// A shared library with these symbols; `false`: undefined.
-pub fn library(symbols: &[(&str, bool)]) -> Vec<u8> {
+pub(crate) fn library(symbols: &[(&str, bool)]) -> Vec<u8> {
     library_with(symbols, &[])
 }
 
 /// A shared library with these symbols, and strings in the dynamic section by their tags.
-pub fn library_with(symbols: &[(&str, bool)], entries: &[(u64, &str)]) -> Vec<u8> {
+pub(crate) fn library_with(symbols: &[(&str, bool)], entries: &[(u64, &str)]) -> Vec<u8> {
     let mut strings = vec![0u8];
     let mut table = Vec::new();
     for (name, defined) in symbols {
@@ -45,34 +42,10 @@ pub fn library_with(symbols: &[(&str, bool)], entries: &[(u64, &str)]) -> Vec<u8
         bytes
     };
     file.extend(header(0, 0, 0, 0));
-    file.extend(header(SHT_DYNSYM, 2, 64, table.len()));
+    file.extend(header(11, 2, 64, table.len()));
     file.extend(header(3, 0, 64 + table.len() as u64, strings.len()));
-    file.extend(header(SHT_DYNAMIC, 2, dynamic_offset, dynamic.len()));
+    file.extend(header(6, 2, dynamic_offset, dynamic.len()));
     file[0x28..0x30].copy_from_slice(&sections.to_le_bytes());
     file[0x3c] = 4;
     file
-}
-
-/// A cache of these names and files.
-pub fn cache(entries: &[(&str, &str)]) -> Vec<u8> {
-    let mut bytes = MAGIC.to_vec();
-    bytes.extend((entries.len() as u32).to_le_bytes());
-    bytes.resize(HEADER_LEN, 0);
-    let mut strings = Vec::new();
-    let base = HEADER_LEN + entries.len() * ENTRY_LEN;
-    for (name, path) in entries {
-        let mut add = |text: &str| {
-            let offset = (base + strings.len()) as u32;
-            strings.extend(text.as_bytes());
-            strings.push(0);
-            offset
-        };
-        let (name, path) = (add(name), add(path));
-        bytes.extend(0x0303u32.to_le_bytes());
-        bytes.extend(name.to_le_bytes());
-        bytes.extend(path.to_le_bytes());
-        bytes.extend([0; 12]);
-    }
-    bytes.extend(strings);
-    bytes
 }
