@@ -1,5 +1,7 @@
 //! Numbers for people: bytes, bit rates, SI prefixes, durations, counts.
 
+use crate::CpuSet;
+
 const UNKNOWN: &str = "?";
 
 /// Binary units: `137438953472` is `128 GiB`. One decimal below ten units, none above.
@@ -103,6 +105,11 @@ fn three_digits(value: f64) -> String {
 /// `1 rank`, `2 ranks`.
 pub fn pluralize(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+/// Numbers as ascending ranges: `0-3,6`.
+pub fn format_ranges(numbers: &[u32]) -> String {
+    numbers.iter().map(|&n| n as usize).collect::<CpuSet>().to_string()
 }
 
 #[cfg(test)]

@@ -6,5 +6,6 @@
 pub mod analyse;
 pub mod collect;
 pub mod read;
+pub mod view;
 
 pub use analyse::{comms, comms_status, net_log};

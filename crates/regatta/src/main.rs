@@ -4,9 +4,9 @@ mod cli;
 mod commands;
 #[cfg(test)]
 mod documented_commands;
-mod draw;
 mod options;
 mod output;
+mod plot_file;
 mod plugins;
 mod sanitize;
 mod shell;

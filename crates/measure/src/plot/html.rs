@@ -1,43 +1,25 @@
 //! An HTML page with the plots and their values as tables.
 
-use regatta_model::text::escape_xml;
+use regatta_draw::html::Page;
 use regatta_model::units::{format_bytes, pluralize};
 use regatta_model::{BenchResult, Operation};
 
 use super::svg;
 use crate::buffer_mode::BufferMode;
-use crate::compare::{CompareOptions, Comparison, compare};
-
-/// Style sheet for light and dark mode.
-const STYLE: &str = "\
-:root{color-scheme:light dark}\
-body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;\
-background:#fff;color:#222}\
-svg{width:100%;height:auto}\
-table{border-collapse:collapse;font-variant-numeric:tabular-nums}\
-th,td{text-align:right;padding:.15rem .7rem;border-bottom:1px solid #ddd}\
-.ratio{color:#666}\
-@media (prefers-color-scheme:dark){body{background:#161616;color:#e6e6e6}\
-th,td{border-color:#3a3a3a}.ratio{color:#a0a0a0}}";
+use crate::compare::{CompareOptions, ComparedRow, Comparison, compare};
 
 /// A self-contained page: for each operation its plot and its table, in the requested mode.
 pub fn html(title: &str, results: &[BenchResult], place: Option<BufferMode>) -> String {
-    let title = escape_xml(title);
-    let mut text = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
-         <title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n"
-    );
-    text += &run_list(results);
+    let mut page = Page::new(title);
+    page.list(results.iter().map(|result| (result.label.as_str(), details(result))));
     for operation in operations(results) {
-        text += &format!("<h2>{}</h2>\n", escape_xml(operation.name()));
-        text += &svg(results, operation, place).unwrap_or_default();
+        page.heading(operation.name());
+        page.drawing(&svg(results, operation, place).unwrap_or_default());
         for comparison in comparisons_of(results, operation, place) {
-            text += &table(&comparison);
+            add_table(&mut page, &comparison);
         }
     }
-    text += "</body>\n</html>\n";
-    text
+    page.finish()
 }
 
 /// Every operation of any result, once.
@@ -68,48 +50,35 @@ fn comparisons_of(
     compare(&having, CompareOptions { place, ..CompareOptions::default() })
 }
 
-/// List of the results with their metadata.
-fn run_list(results: &[BenchResult]) -> String {
-    let mut text = String::from("<ul>\n");
-    for result in results {
-        let count = |n: Option<u32>, noun: &str| n.map(|n| pluralize(n as usize, noun));
-        let backend = result.backend.clone();
-        let shape = [count(result.shape.ranks, "rank"), count(result.shape.nodes, "node"), backend];
-        let mut details = vec![result.program.name().to_owned()];
-        details.extend(shape.into_iter().flatten());
-        details.extend(result.settings.iter().map(|(name, value)| format!("{name}={value}")));
-        details.extend(result.versions.iter().map(|(name, value)| format!("{name} {value}")));
-        let (label, details) = (escape_xml(&result.label), escape_xml(&details.join(", ")));
-        text += &format!("<li><b>{label}</b>: {details}</li>\n");
-    }
-    text += "</ul>\n";
-    text
+/// Program, ranks, nodes, settings and versions of a result.
+fn details(result: &BenchResult) -> String {
+    let count = |n: Option<u32>, noun: &str| n.map(|n| pluralize(n as usize, noun));
+    let backend = result.backend.clone();
+    let shape = [count(result.shape.ranks, "rank"), count(result.shape.nodes, "node"), backend];
+    let mut details = vec![result.program.name().to_owned()];
+    details.extend(shape.into_iter().flatten());
+    details.extend(result.settings.iter().map(|(name, value)| format!("{name}={value}")));
+    details.extend(result.versions.iter().map(|(name, value)| format!("{name} {value}")));
+    details.join(", ")
 }
 
-fn table(comparison: &Comparison) -> String {
-    let mut text = format!(
-        "<table>\n<caption>{}</caption>\n<thead><tr><th scope=\"col\">size</th>",
-        escape_xml(&comparison.title())
-    );
-    for (index, label) in comparison.labels.iter().enumerate() {
-        text += &format!("<th scope=\"col\">{}</th>", escape_xml(label));
-        if index > 0 {
-            text += "<th scope=\"col\" class=\"ratio\">ratio</th>";
-        }
+/// A column per result, each but the first followed by its ratio to the first.
+fn add_table(page: &mut Page, comparison: &Comparison) {
+    let mut header = vec!["size".to_owned()];
+    for label in &comparison.labels {
+        header.extend([label.clone(), "ratio".to_owned()]);
     }
-    text += "</tr></thead>\n<tbody>\n";
-    for row in &comparison.rows {
-        text += &format!("<tr><th scope=\"row\">{}</th>", format_bytes(row.size_bytes));
-        for (index, (value, ratio)) in row.values.iter().zip(&row.ratios).enumerate() {
-            let value = value.map(|value| format!("{value:.2}")).unwrap_or_default();
-            text += &format!("<td>{value}</td>");
-            if index > 0 {
-                let ratio = ratio.map(|ratio| format!("×{ratio:.2}")).unwrap_or_default();
-                text += &format!("<td class=\"ratio\">{ratio}</td>");
-            }
+    let row = |row: &ComparedRow| {
+        let mut cells = vec![format_bytes(row.size_bytes)];
+        for (value, ratio) in row.values.iter().zip(&row.ratios) {
+            cells.push(value.map(|value| format!("{value:.2}")).unwrap_or_default());
+            cells.push(ratio.map(|ratio| format!("×{ratio:.2}")).unwrap_or_default());
         }
-        text += "</tr>\n";
-    }
-    text += "</tbody>\n</table>\n";
-    text
+        cells
+    };
+    let mut rows: Vec<Vec<String>> = comparison.rows.iter().map(row).collect();
+    // The first result has no ratio.
+    rows.iter_mut().chain([&mut header]).for_each(|cells| drop(cells.remove(2)));
+    let ratios: Vec<usize> = (3..header.len()).step_by(2).collect();
+    page.table(&comparison.title(), &header, &rows, &ratios);
 }

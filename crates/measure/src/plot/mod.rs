@@ -2,17 +2,18 @@
 //!
 //! A plot is self-contained and adapts to light and dark mode.
 
-mod axis;
 mod html;
-mod panel;
 
-use regatta_model::text::escape_xml;
+use regatta_draw::axis::PlotAxis;
+use regatta_draw::legend::{Symbol, legend};
+use regatta_draw::plot::{LinePlot, Series};
+use regatta_draw::svg::{Document, Rect, Svg};
+use regatta_model::units::format_bytes;
 use regatta_model::{BenchResult, Operation};
 
 use crate::buffer_mode::BufferMode;
 use crate::compare::by_size;
 use crate::metric::Metric;
-use panel::{Frame, PALETTE_SIZE, Series};
 
 pub use html::{html, operations};
 
@@ -21,22 +22,13 @@ const WIDTH: f64 = 900.0;
 const LEFT: f64 = 80.0;
 const PANEL_WIDTH: f64 = 790.0;
 const PANEL_HEIGHT: f64 = 260.0;
-/// Space above the first panel (without the legend) and between panels.
-const TOP: f64 = 84.0;
-const BETWEEN: f64 = 74.0;
-const LEGEND_LINE: f64 = 20.0;
-
-/// Colour-blind safe line colours: light mode, dark mode.
-const PALETTE: [(&str, &str); PALETTE_SIZE] = [
-    ("#0068b5", "#5fb0ff"),
-    ("#c8500a", "#ff9d5c"),
-    ("#00795a", "#3fd1a5"),
-    ("#a1377f", "#f08cca"),
-    ("#7a6400", "#e0c64d"),
-    ("#4b4bb8", "#a5a5ff"),
-    ("#5a5a5a", "#bdbdbd"),
-    ("#a11d1d", "#ff8080"),
-];
+/// Baseline of the title and top of the legend.
+const TITLE: f64 = 34.0;
+const LEGEND: f64 = 46.0;
+const FONT_SIZE: f64 = 13.0;
+/// Space above and below a panel.
+const ABOVE: f64 = 34.0;
+const BELOW: f64 = 34.0;
 
 /// Plots an operation of several results: a bandwidth panel and a time panel, one line per result,
 /// out of place if all rows have it, else in place, unless a mode is requested. `None` if there are
@@ -55,7 +47,7 @@ pub fn svg(
     let panels: Vec<(Metric, Vec<Series>)> = metrics
         .into_iter()
         .map(|metric| (metric, series_of(results, operation, metric, place)))
-        .filter(|(_, all)| all.iter().any(|series| !series.values.is_empty()))
+        .filter(|(_, all)| all.iter().any(|series| !series.points.is_empty()))
         .collect();
     (!panels.is_empty()).then(|| drawing(operation, place, &panels))
 }
@@ -83,78 +75,73 @@ fn series_of(
             let kind = [&table.dtype, &table.redop].into_iter().flatten().cloned();
             let kind = several.then(|| format!(" ({})", kind.collect::<Vec<_>>().join(" ")));
             let label = result.label.clone() + &kind.unwrap_or_default();
-            all.push(Series { label, values: by_size(result, table, metric, place) });
+            // A size of zero is drawn where one byte is.
+            let points = by_size(result, table, metric, place).into_iter();
+            let points = points.map(|(size, value)| (size as f64, value)).collect();
+            all.push(Series { label, points });
         }
     }
     all
 }
 
 fn drawing(operation: &Operation, place: BufferMode, panels: &[(Metric, Vec<Series>)]) -> String {
+    let (title, mut svg) = (format!("{operation}, {place}, by size"), Svg::default());
+    svg.text((LEFT, TITLE), "h1", &title);
     let series = panels.first().into_iter().flat_map(|(_, all)| all);
-    let names: Vec<String> = series.map(|series| escape_xml(&series.label)).collect();
-    let legend_height = LEGEND_LINE * names.len() as f64;
-    let each = PANEL_HEIGHT + BETWEEN;
-    let height = TOP + legend_height + each * panels.len() as f64;
-    let title = escape_xml(&format!("{operation}, {place}, by size"));
-    let id = identifier(operation);
-    let mut text = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"regatta-plot\" role=\"img\" \
-         aria-labelledby=\"{id}-title {id}-desc\" viewBox=\"0 0 {WIDTH} {height}\">\n\
-         <title id=\"{id}-title\">{title}</title>\n\
-         <desc id=\"{id}-desc\">Lines of {}.</desc>\n<style>{}</style>\n\
-         <rect class=\"paper\" width=\"100%\" height=\"100%\"/>\n\
-         <text class=\"title\" x=\"{LEFT}\" y=\"34\">{title}</text>\n",
-        names.join("; "),
-        style()
-    );
-    text.push_str(&legend(&names));
-    for (index, (metric, all)) in panels.iter().enumerate() {
-        let top = TOP + legend_height + each * index as f64;
-        let frame = Frame { left: LEFT, top, width: PANEL_WIDTH, height: PANEL_HEIGHT };
-        text.push_str(&panel::draw(frame, *metric, all));
+    let names: Vec<String> = series.map(|series| series.label.clone()).collect();
+    let lines = names.iter().cloned().enumerate().map(|(index, name)| (Symbol::Line(index), name));
+    let area = Rect { x: LEFT, y: LEGEND, w: PANEL_WIDTH, h: 0.0 };
+    let mut y = legend(&mut svg, area, FONT_SIZE, &lines.collect::<Vec<_>>());
+    for (metric, all) in panels {
+        let area = Rect { x: LEFT, y: y + ABOVE, w: PANEL_WIDTH, h: PANEL_HEIGHT };
+        draw_panel(&mut svg, area, *metric, all);
+        y = area.y + PANEL_HEIGHT + BELOW;
     }
-    text.push_str("</svg>\n");
-    text
+    svg.finish(&Document {
+        id: &identifier(operation),
+        title: &title,
+        description: &format!("Lines of {}.", names.join("; ")),
+        size: (WIDTH, y),
+        font_size: FONT_SIZE,
+        background: "paper",
+    })
 }
 
-fn legend(names: &[String]) -> String {
-    let entry = |(index, name): (usize, &String)| {
-        let y = 58.0 + LEGEND_LINE * index as f64;
-        let (middle, x) = (y - 4.0, LEFT + 34.0);
-        let (colour, mark) = (index % PALETTE_SIZE, panel::mark(index, LEFT + 12.0, middle));
-        format!(
-            "<path class=\"line c{colour}\" d=\"M{LEFT} {middle:.1}h24\"/><path class=\"mark \
-             c{colour}\" d=\"{mark}\"/><text class=\"label\" x=\"{x:.1}\" y=\"{y:.1}\">{name}</text>\n"
-        )
+/// One metric over the message size.
+fn draw_panel(svg: &mut Svg, area: Rect, metric: Metric, all: &[Series]) {
+    let points = || all.iter().flat_map(|series| &series.points);
+    let (sizes, values) = (points().map(|(size, _)| size.max(1.0)), points().map(|(_, y)| *y));
+    let (title, y_axis, y_label): (_, _, fn(f64) -> String) = match metric {
+        Metric::Time => ("time", PlotAxis::log(10.0, values), time),
+        _ => (metric.name(), PlotAxis::from_zero(values), plain),
     };
-    names.iter().enumerate().map(entry).collect()
-}
-
-/// Style sheet for light and dark mode, scoped to our plots.
-fn style() -> String {
-    let colours = |dark: bool| -> String {
-        let one = |(index, (light, black)): (usize, &(&str, &str))| {
-            let (plot, colour) = (".regatta-plot", if dark { black } else { light });
-            format!(
-                "{plot} .line.c{index}{{stroke:{colour}}}{plot} .mark.c{index}{{fill:{colour}}}"
-            )
-        };
-        PALETTE.iter().enumerate().map(one).collect()
+    let bytes: fn(f64) -> String = |size| format_bytes(size as u64);
+    let plot = LinePlot {
+        title,
+        axes: (PlotAxis::log(2.0, sizes), y_axis),
+        tick_labels: (bytes, y_label),
+        series: all,
+        tip: &|size, value| format!("{}, {} {}", bytes(size), plain(value), metric.unit()),
     };
-    format!(
-        ".regatta-plot{{font:13px system-ui,sans-serif}}\
-         .regatta-plot text{{fill:#222}}.regatta-plot .paper{{fill:#fff}}\
-         .regatta-plot .title{{font-size:18px;font-weight:600}}.regatta-plot .name{{font-weight:600}}\
-         .regatta-plot .tick{{font-size:11px}}.regatta-plot .grid{{stroke:#ddd;fill:none}}\
-         .regatta-plot .line{{fill:none;stroke-width:2}}{}\
-         @media (prefers-color-scheme:dark){{.regatta-plot text{{fill:#e6e6e6}}\
-         .regatta-plot .paper{{fill:#161616}}.regatta-plot .grid{{stroke:#3a3a3a}}{}}}",
-        colours(false),
-        colours(true)
-    )
+    plot.draw(svg, area);
 }
 
-/// An id prefix unique to the operation.
+/// A time with a suitable unit.
+fn time(us: f64) -> String {
+    match us {
+        us if us >= 1e6 => format!("{} s", plain(us / 1e6)),
+        us if us >= 1e3 => format!("{} ms", plain(us / 1e3)),
+        us => format!("{} µs", plain(us)),
+    }
+}
+
+/// A number without trailing zeros.
+fn plain(value: f64) -> String {
+    let text = format!("{value:.6}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+/// An identifier unique to the operation.
 fn identifier(operation: &Operation) -> String {
     let letter = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
     format!("plot-{}", operation.name().chars().map(letter).collect::<String>())

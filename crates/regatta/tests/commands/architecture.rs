@@ -4,23 +4,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// All library crates that the binary may use.
-const LIBRARIES: &str = "model discover doctor events place wire launch comm measure nccl-tuning observe predict device kernels-cpu kernels-cuda train";
+const LIBRARIES: &str = "model discover doctor draw events place wire launch comm measure nccl-tuning observe predict device kernels-cpu kernels-cuda train";
 
 /// The crates of this workspace that each crate may depend on, outside of tests.
-const ALLOWED_DEPENDENCIES: [(&str, &str); 27] = [
+const ALLOWED_DEPENDENCIES: [(&str, &str); 28] = [
     ("crates/model", ""),
     ("crates/discover", "model"),
     ("crates/doctor", "model discover wire"),
+    ("crates/draw", ""),
     ("crates/events", ""),
     ("crates/fabric", ""),
     ("crates/place", "model"),
     ("crates/wire", ""),
     ("crates/launch", "model discover events place wire"),
     ("crates/comm", "model wire events fabric plugin-abi"),
-    ("crates/measure", "model comm"),
+    ("crates/measure", "model comm draw"),
     ("crates/nccl-tuning", ""),
-    ("crates/observe", "model events"),
-    ("crates/predict", "model comm"),
+    ("crates/observe", "model events draw"),
+    ("crates/predict", "model comm draw"),
     ("crates/kernels/device", "model comm"),
     ("crates/kernels/cpu", "model comm device"),
     ("crates/kernels/cuda", "comm device"),
@@ -41,7 +42,8 @@ const ALLOWED_DEPENDENCIES: [(&str, &str); 27] = [
 ];
 
 /// Crates without any I/O, and the identifiers that would be I/O.
-const PURE: [&str; 4] = ["crates/model", "crates/nccl-tuning", "crates/place", "crates/predict"];
+const PURE: [&str; 5] =
+    ["crates/draw", "crates/model", "crates/nccl-tuning", "crates/place", "crates/predict"];
 const IO: &str = "std::fs std::process std::env std::io:: TcpStream TcpListener UdpSocket \
                   ToSocketAddrs Instant::now SystemTime::now libc::";
 

@@ -28,8 +28,8 @@ fn has_virtual_stages(timeline: &Timeline) -> bool {
     timeline.ranks.iter().flatten().any(|span| span.action.chunk >= stages)
 }
 
-/// Letters and names of the passes that occur.
-fn legend(timeline: &Timeline) -> Vec<(char, &'static str)> {
+/// The passes that occur, with their names.
+fn passes(timeline: &Timeline) -> Vec<(Computation, &'static str)> {
     let all = [
         (Computation::Forward, "forward"),
         (Computation::Backward, "backward"),
@@ -39,6 +39,5 @@ fn legend(timeline: &Timeline) -> Vec<(char, &'static str)> {
     let occurs = |computation: Computation| {
         timeline.ranks.iter().flatten().any(|span| span.action.computation == computation)
     };
-    let used = all.into_iter().filter(|(computation, _)| occurs(*computation));
-    used.map(|(computation, name)| (computation.letter(), name)).collect()
+    all.into_iter().filter(|(computation, _)| occurs(*computation)).collect()
 }

@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use super::{Span, Timeline, has_virtual_stages, labels, legend};
+use regatta_draw::text::wrap;
+
+use super::{Span, Timeline, has_virtual_stages, labels, passes};
 
 /// Minimum width.
 const MIN_WIDTH: usize = 40;
@@ -34,9 +36,11 @@ pub fn text(timeline: &Timeline, width: usize) -> String {
         // Writing to a String is infallible.
         let _ = writeln!(text, "{:margin$}{cells}{idle:>4.0}%", name(stage));
     }
-    let mut words = legend(timeline);
-    words.push(('.', "idle (end of row: % of the step)"));
-    text.push_str(&wrapped(&words, width.max(MIN_WIDTH)));
+    let names = passes(timeline).into_iter();
+    let names = names.map(|(pass, name)| format!("{} {name},", pass.letter()));
+    let names: Vec<String> =
+        names.chain([". idle (end of row: % of the step)".to_owned()]).collect();
+    wrap(&names, " ", width.max(MIN_WIDTH)).iter().for_each(|line| text += &format!("{line}\n"));
     if is_cut {
         let _ = writeln!(text, "{} omitted: the middle of the step", CUT.trim());
     }
@@ -87,24 +91,6 @@ fn row(timeline: &Timeline, stage: usize, scale: f64) -> String {
         }
     }
     cells.into_iter().collect()
-}
-
-/// Joins the entries of a legend with commas and wraps lines at `width`.
-fn wrapped(legend: &[(char, &str)], width: usize) -> String {
-    let (mut text, mut line) = (String::new(), String::new());
-    for (at, (letter, name)) in legend.iter().enumerate() {
-        let comma = if at + 1 < legend.len() { "," } else { "" };
-        let entry = format!("{letter} {name}{comma}");
-        if line.is_empty() {
-            line = entry;
-        } else if line.len() + 1 + entry.len() <= width {
-            line = format!("{line} {entry}");
-        } else {
-            text += &format!("{line}\n");
-            line = entry;
-        }
-    }
-    text + &line + "\n"
 }
 
 #[cfg(test)]

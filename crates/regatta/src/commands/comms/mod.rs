@@ -1,7 +1,6 @@
 //! `regatta comms`: what a job communicated, from its event files.
 
 mod csv;
-mod plot;
 mod render;
 mod status;
 mod trace;
@@ -15,9 +14,11 @@ use regatta_events::{file, status as live};
 use regatta_model::document;
 use regatta_observe::comms::Attempts;
 use regatta_observe::read::comms as read;
+use regatta_observe::view;
 
 use crate::options::number;
 use crate::output;
+use crate::plot_file::{self, PlotFormat};
 
 /// `regatta comms`.
 #[derive(Debug, Args)]
@@ -113,7 +114,7 @@ pub fn run(args: &CommsArgs) -> Result<ExitCode> {
         bail!("--from {from} is not before --to {to}");
     }
     if let Some(path) = &args.plot {
-        plot::check(path)?;
+        plot_file::format(path)?;
         output::check_writable("--plot", path)?;
     }
     if let Some(path) = &args.trace {
@@ -128,7 +129,11 @@ pub fn run(args: &CommsArgs) -> Result<ExitCode> {
     }
     let report = analysis.report(&selected);
     if let Some(path) = &args.plot {
-        plot::draw(path, &report)?;
+        let text = match plot_file::format(path)? {
+            PlotFormat::Html => view::comms::html(&report),
+            PlotFormat::Svg => view::comms::svg(&report),
+        };
+        plot_file::save(path, &text)?;
     }
     if let Some(path) = &args.trace {
         trace::write(path, &selected, &paths, trace::range(args.from, args.to))?;

@@ -9,7 +9,7 @@ use regatta_observe::comms::CommsReport;
 use regatta_observe::comms::report::{CommunicatorRow, InFlight, RankRow, SizeRow, Summary};
 
 use crate::cli::{FAINT, HEADING, WARNING};
-use crate::draw::text::{sanitize, truncate};
+use regatta_draw::text::{sanitize, truncate};
 
 /// Most communicators and operations without an end in the tables.
 const MAX_ROWS: usize = 16;

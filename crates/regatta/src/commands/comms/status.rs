@@ -13,8 +13,8 @@ use regatta_observe::read::comms::read_status;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::FAINT;
-use crate::draw::text::{sanitize, truncate};
 use crate::output;
+use regatta_draw::text::{sanitize, truncate};
 
 /// Width of a cell with a name.
 const MAX_CELL: usize = 32;

@@ -8,7 +8,7 @@ use regatta_model::hostlist;
 use regatta_model::units::pluralize;
 
 use crate::cli::{ERROR, FAINT, GOOD, HEADING, WARNING};
-use crate::draw::text::sanitize;
+use regatta_draw::text::sanitize;
 
 /// Width of the names of checks.
 const NAME_WIDTH: usize = 18;

@@ -12,13 +12,12 @@ use regatta_launch::signals::is_termination_signal;
 use regatta_launch::status::{JobObserver, JobStatus};
 use regatta_model::hostlist;
 use regatta_model::result::RunResult;
-use regatta_model::units::pluralize;
+use regatta_model::units::{format_ranges, pluralize};
 
 use super::line_writer::LineWriter;
 use super::options::LaunchOptions;
 use super::report;
 use crate::cli::FAINT;
-use crate::draw::text::format_ranges;
 use crate::output::{self, Stream};
 use crate::sanitize::sanitize;
 

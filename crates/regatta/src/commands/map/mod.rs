@@ -18,10 +18,11 @@ use regatta_place::launcher_options::launcher_options;
 use serde::Serialize;
 
 use crate::cli::{HEADING, MapArgs};
-use crate::draw::{self, TerminalOptions};
 use crate::output;
+use regatta_draw::frame::TerminalOptions;
 use regatta_launch::discovery::PlacedJob;
 use regatta_model::text_table::table;
+use regatta_observe::view::node;
 
 /// Runs the command.
 pub fn run(args: &MapArgs) -> Result<ExitCode> {
@@ -47,7 +48,7 @@ pub fn run(args: &MapArgs) -> Result<ExitCode> {
     if let Some(path) = &args.svg {
         let (machine, layout) = first_layout(&plan);
         let title = format!("{} with {}", machine.host, pluralize(layout.ranks.len(), "rank"));
-        write_document(path, &draw::svg(machine, layout, &title)).context("--svg")?;
+        write_document(path, &node::svg(machine, layout, &title)).context("--svg")?;
     }
     if let Some(launcher) = args.format {
         let required = rank_env::required_options(&plan, launcher);
@@ -115,7 +116,7 @@ fn text(plan: &PlacedJob, why: bool) -> String {
     for (i, layout) in layouts.iter().enumerate() {
         let nodes: Vec<&PlacedNode> = all.iter().filter(|n| n.layout as usize == i).collect();
         let Some(node) = nodes.first() else { continue };
-        let drawing = draw::terminal(plan.machine(node), layout, options);
+        let drawing = node::terminal(plan.machine(node), layout, options);
         lines.extend([String::new(), drawing.trim_end().to_owned(), String::new()]);
         if all.len() > 1 {
             let hosts: Vec<&str> = nodes.iter().map(|n| n.host.as_str()).collect();

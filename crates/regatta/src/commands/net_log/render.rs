@@ -10,7 +10,7 @@ use regatta_observe::net_log::NetReport;
 use regatta_observe::net_log::report::{Finding, Level, RankReport, describe_ranks};
 
 use crate::cli::{ERROR, FAINT, GOOD, HEADING, WARNING};
-use crate::draw::text::{sanitize, truncate};
+use regatta_draw::text::{sanitize, truncate};
 
 /// Most groups in the table.
 const MAX_GROUPS: usize = 20;

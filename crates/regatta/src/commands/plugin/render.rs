@@ -9,7 +9,7 @@ use regatta_doctor::plugin::{Interface, LibraryReport, PluginReport};
 use regatta_model::text_table;
 
 use crate::cli::{ERROR, FAINT, GOOD, HEADING};
-use crate::draw::text::sanitize;
+use regatta_draw::text::sanitize;
 
 /// The whole report.
 pub fn render(report: &PluginReport) -> String {

@@ -12,8 +12,8 @@ use super::history::{PHASES, RunHistory, gemm_percentage};
 use super::loss_plot::{self, LossPlot, VAL_MARKER};
 use super::usage;
 use crate::cli::{FAINT, GOOD, HEADING, WARNING};
-use crate::draw::text::{sanitize, to_ascii, truncate, wrap};
 use crate::shell::quote;
+use regatta_draw::text::{sanitize, to_ascii, truncate, wrap};
 
 /// Minimum rows of the loss plot, including its x-axis.
 const MIN_PLOT_ROWS: usize = 5;

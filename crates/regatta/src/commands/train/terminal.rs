@@ -8,7 +8,7 @@ use regatta_train::metrics::Event;
 use super::dashboard::{self, TerminalSize};
 use super::history::RunHistory;
 use crate::cli::WARNING;
-use crate::draw::text::sanitize;
+use regatta_draw::text::sanitize;
 
 /// Minimum seconds between redraws.
 const MIN_REDRAW_INTERVAL: f64 = 0.1;

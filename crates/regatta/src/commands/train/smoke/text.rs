@@ -7,7 +7,7 @@ use regatta_train::training::smoke::{AllReduceTiming, Check, CheckResult, CheckS
 use super::report::{SmokeFailure, SmokeReport};
 use crate::cli::{ERROR, FAINT, GOOD, HEADING, WARNING};
 use crate::commands::train::format::{format_count, format_loss, format_params, format_token_rate};
-use crate::draw::text::sanitize;
+use regatta_draw::text::sanitize;
 
 /// Column of the details.
 const DETAILS_COLUMN: usize = 44;

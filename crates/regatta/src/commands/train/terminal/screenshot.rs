@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use regatta_model::text::escape_xml;
+use regatta_draw::text::escape as escape_xml;
 
 use super::*;
 

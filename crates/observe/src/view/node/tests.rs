@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 
 use proptest::prelude::*;
+use regatta_draw::frame::TerminalOptions;
 use regatta_model::{CpuSet, LinkState, Machine, NicKind, NodeLayout};
 
 use super::samples;
 use super::scene::{CoreState, CoreView, Scene};
-use super::{TerminalOptions, svg, terminal};
+use super::{svg, terminal};
 
 type Sample = (&'static str, fn() -> (Machine, NodeLayout));
 
@@ -106,7 +107,7 @@ fn svg_is_self_contained_and_accessible() {
         |name: &str| root.children().find(|n| n.has_tag_name(("http://www.w3.org/2000/svg", name)));
     assert_eq!(child("title").unwrap().text(), Some("A node"));
     assert!(child("desc").unwrap().text().unwrap().contains("64 cores"));
-    assert!(picture.contains("prefers-color-scheme: dark"));
+    assert!(picture.contains("prefers-color-scheme:dark"));
     for forbidden in ["<script", "href", "url(http", "@import", "<image"] {
         assert!(!picture.contains(forbidden), "{forbidden}");
     }

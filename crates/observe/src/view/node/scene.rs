@@ -1,9 +1,9 @@
 //! The content of a drawing, independent of its format: sockets, NUMA nodes, cores with their ranks,
 //! and devices.
 
+use regatta_draw::text::sanitize;
 use regatta_model::{CpuSet, Machine, NicKind, NodeLayout};
 
-use super::text::sanitize;
 use super::{cores, devices, notes};
 
 /// A node with its ranks.

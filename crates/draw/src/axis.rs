@@ -2,12 +2,15 @@
 
 /// Scale of an axis.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum PlotAxis {
+pub enum PlotAxis {
     /// From 0 to this.
     Linear(f64),
     /// Logarithmic with this base, from one exponent to another.
     Log(f64, i32, i32),
 }
+
+/// Intervals of a linear axis, at most.
+const MAX_INTERVALS: f64 = 8.0;
 
 impl PlotAxis {
     /// From 0 to a round number above all values.
@@ -16,18 +19,14 @@ impl PlotAxis {
         if max <= 0.0 {
             return Self::Linear(1.0);
         }
-        let step = round_step(max);
+        let step = round_step(max / MAX_INTERVALS);
         Self::Linear((max / step).ceil() * step)
     }
 
     /// Powers of a base around all values. Non-positive values are drawn at the lower end.
     pub fn log(base: f64, values: impl Iterator<Item = f64>) -> Self {
         let logs = values.filter(|v| v.is_finite() && *v > 0.0).map(|value| value.ln() / base.ln());
-        let bounds = logs.fold(None, |bounds: Option<(f64, f64)>, log| {
-            let (low, high) = bounds.unwrap_or((log, log));
-            Some((low.min(log), high.max(log)))
-        });
-        let (low, high) = bounds.unwrap_or((0.0, 1.0));
+        let (low, high) = range(logs).unwrap_or((0.0, 1.0));
         // Tolerates rounding of exact powers.
         let (low, high) = ((low + 1e-9).floor() as i32, (high - 1e-9).ceil() as i32);
         Self::Log(base, low, high.max(low + 1))
@@ -48,11 +47,7 @@ impl PlotAxis {
     /// Tick values, about ten at most.
     pub fn ticks(self) -> Vec<f64> {
         match self {
-            Self::Linear(max) => {
-                let step = round_step(max);
-                let count = (max / step).round() as i32;
-                (0..=count).map(|n| f64::from(n) * step).collect()
-            }
+            Self::Linear(max) => multiples(round_step(max / MAX_INTERVALS), 0.0, max).collect(),
             Self::Log(base, low, high) => {
                 let every = (high - low) / 10 + 1;
                 let powers = (low..=high).filter(|power| (power - low) % every == 0);
@@ -62,11 +57,29 @@ impl PlotAxis {
     }
 }
 
-/// 1, 2 or 5 times a power of ten, such that a value has four to nine steps.
-fn round_step(value: f64) -> f64 {
-    let ten = 10f64.powf((value / 4.0).log10().floor());
-    let times = [5.0, 2.0, 1.0].into_iter().find(|times| times * ten <= value / 4.0);
-    times.unwrap_or(1.0) * ten
+/// Minimum and maximum of the finite values.
+pub fn range(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
+    values.filter(|value| value.is_finite()).fold(None, |range, value| {
+        Some(
+            range.map_or((value, value), |(low, high): (f64, f64)| {
+                (low.min(value), high.max(value))
+            }),
+        )
+    })
+}
+
+/// The smallest of 1, 2, 2.5, 5 and 10 times a power of ten that is not below `step`.
+pub fn round_step(step: f64) -> f64 {
+    let power = 10f64.powf(step.log10().floor());
+    let candidates = [1.0, 2.0, 2.5, 5.0, 10.0].map(|factor| factor * power);
+    candidates.into_iter().find(|round| *round >= step * (1.0 - 1e-9)).unwrap_or(step)
+}
+
+/// The multiples of `step` from `low` to `high`.
+pub fn multiples(step: f64, low: f64, high: f64) -> impl Iterator<Item = f64> {
+    let first = (low / step - 1e-9).ceil() as i64;
+    let values = (first..).map(move |n| n as f64 * step);
+    values.take_while(move |value| *value <= high + step * 1e-9)
 }
 
 #[cfg(test)]

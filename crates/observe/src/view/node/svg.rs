@@ -1,15 +1,14 @@
 //! The scene as SVG: a box per NUMA node with cores as tiles, GPUs and NICs as cards, a line from each
 //! GPU to its rank's NIC, and a legend.
 
+use regatta_draw::palette::rank_index;
+use regatta_draw::svg::{Document, Rect, Svg, fill, round};
+use regatta_draw::text::{sanitize, wrap_words};
 use regatta_model::CpuSet;
-use regatta_model::text::escape_xml;
 
 use super::grid::{columns, row_length};
-use super::palette;
 use super::scene::{CoreState, Devices, GroupView, NodeView, RankView, Scene};
 use super::svg_tiles::{self, CARD, CARD_GAP, CARD_MAX, CARD_MIN, PITCH, TILE};
-use super::svg_writer::{Rect, SvgWriter, fill, round, style};
-use super::text::{sanitize, wrap};
 
 /// Page margin.
 const MARGIN: f64 = 24.0;
@@ -38,8 +37,8 @@ struct SvgDrawing<'a> {
     scene: &'a Scene,
     /// Inner width of a box.
     inner: f64,
-    boxes: SvgWriter,
-    front: SvgWriter,
+    boxes: Svg,
+    front: Svg,
     gpus: Vec<(Rect, &'a [u32])>,
     nics: Vec<(Rect, &'a [u32])>,
 }
@@ -61,8 +60,8 @@ pub fn draw(scene: &Scene, title: &str) -> String {
     let mut drawing = SvgDrawing {
         scene,
         inner,
-        boxes: SvgWriter::default(),
-        front: SvgWriter::default(),
+        boxes: Svg::default(),
+        front: Svg::default(),
         gpus: Vec::new(),
         nics: Vec::new(),
     };
@@ -75,30 +74,21 @@ pub fn draw(scene: &Scene, title: &str) -> String {
         y = drawing.unknown_locality(y, width - 2.0 * MARGIN);
     }
     y = legend(&mut drawing.front, scene, y + 8.0, width - 2.0 * MARGIN);
-    document(&drawing, title, width, (y + MARGIN).ceil())
+    document(drawing, title, (width, (y + MARGIN).ceil()))
 }
 
-fn document(drawing: &SvgDrawing, title: &str, width: f64, height: f64) -> String {
+fn document(drawing: SvgDrawing<'_>, title: &str, size: (f64, f64)) -> String {
     let scene = drawing.scene;
     let mut about = format!("{}: {}.", scene.host, scene.counts.join(", "));
     for RankView { local_rank, resources, .. } in &scene.ranks {
         about.push_str(&format!("\nRank {local_rank}: {}.", resources.join(", ")));
     }
-    let mut page = SvgWriter::default();
-    page.rect(Rect { x: 0.0, y: 0.0, w: width, h: height }, 0.0, "page");
-    format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
-         width=\"{width}\" height=\"{height}\" role=\"img\" aria-labelledby=\"title desc\">\n\
-         <title id=\"title\">{}</title>\n<desc id=\"desc\">{}</desc>\n<style>\n{}</style>\n\
-         {}{}{}{}</svg>\n",
-        escape_xml(&sanitize(title)),
-        escape_xml(&about),
-        style(),
-        page.out,
-        drawing.boxes.out,
-        drawing.links(),
-        drawing.front.out,
-    )
+    let links = drawing.links();
+    let mut svg = drawing.boxes;
+    svg.append(links);
+    svg.append(drawing.front);
+    let (id, background) = ("node", "page");
+    svg.finish(&Document { id, title, description: &about, size, font_size: 11.0, background })
 }
 
 /// Boxes per row, and their inner width.
@@ -122,9 +112,9 @@ fn measure(scene: &Scene) -> (usize, f64) {
     (across, round(if sparse && wider > wanted { wider } else { wanted }))
 }
 
-fn heading(writer: &mut SvgWriter, scene: &Scene, title: &str, width: f64) -> f64 {
+fn heading(writer: &mut Svg, scene: &Scene, title: &str, width: f64) -> f64 {
     let at = Rect { x: MARGIN, y: MARGIN + 18.0, w: width, h: 0.0 };
-    writer.text_truncated(at, "h1", 22.0, title);
+    writer.text_truncated(at, "h1", 20.0, title);
     let host = (sanitize(title) != scene.host).then_some(&scene.host);
     let parts = host.into_iter().chain(&scene.cpu_model).chain(&scene.counts);
     let parts: Vec<&str> = parts.map(String::as_str).filter(|p| !p.is_empty()).collect();
@@ -204,8 +194,8 @@ impl<'a> SvgDrawing<'a> {
         let nic_y = gpu_y + heights.gpus + channel;
         let bottom = nic_y + heights.nics + PAD;
         self.boxes.rect(Rect { w: inner + 2.0 * PAD, h: bottom - at.y, ..at }, 10.0, "box");
-        self.front.text(x, at.y + 21.0, "h2", label);
-        self.front.text(x + inner, at.y + 21.0, "dim end", memory);
+        self.front.text((x, at.y + 21.0), "h2", label);
+        self.front.text((x + inner, at.y + 21.0), "dim end", memory);
         for (area, gpu) in grid(Rect { x, y: gpu_y, w: inner, h: 0.0 }, &devices.gpus) {
             svg_tiles::gpu(&mut self.front, area, gpu);
             self.gpus.push((area, &gpu.ranks));
@@ -243,8 +233,8 @@ impl<'a> SvgDrawing<'a> {
     }
 
     /// Draws a line from each GPU to the NIC of each of its ranks.
-    fn links(&self) -> String {
-        let mut out = String::new();
+    fn links(&self) -> Svg {
+        let mut out = Svg::default();
         for (from, own) in &self.gpus {
             for rank in own.iter() {
                 let nic = self.nics.iter().find(|(_, users)| users.contains(rank));
@@ -253,10 +243,8 @@ impl<'a> SvgDrawing<'a> {
                 let (to_x, to_y) = (stripe_center(*to, users, *rank), round(to.y));
                 let bend = ((to_y - y).abs() / 2.0).max(CHANNEL / 2.0);
                 let (out_y, in_y) = (round(y + bend), round(to_y - bend));
-                let class = format!("link l{}", palette::index(*rank));
-                out.push_str(&format!(
-                    "<path class=\"{class}\" d=\"M{x} {y}C{x} {out_y} {to_x} {in_y} {to_x} {to_y}\"/>\n"
-                ));
+                let data = format!("M{x} {y}C{x} {out_y} {to_x} {in_y} {to_x} {to_y}");
+                out.path(&data, &format!("link l{}", rank_index(*rank)), "");
             }
         }
         out
@@ -280,7 +268,7 @@ fn grid<T>(at: Rect, items: &[T]) -> impl Iterator<Item = (Rect, &T)> {
 }
 
 /// Draws ranks, core symbols and notes. Returns the lower edge.
-fn legend(writer: &mut SvgWriter, scene: &Scene, top: f64, width: f64) -> f64 {
+fn legend(writer: &mut Svg, scene: &Scene, top: f64, width: f64) -> f64 {
     let resources: Vec<String> = scene.ranks.iter().map(|r| r.resources.join(" · ")).collect();
     let longest = resources.iter().map(|s| s.chars().count()).max().unwrap_or(0) as f64;
     let column = (longest * CHAR_WIDTH + TILE + 32.0).clamp(1.0, width);
@@ -291,9 +279,9 @@ fn legend(writer: &mut SvgWriter, scene: &Scene, top: f64, width: f64) -> f64 {
         let y = top + (i % down) as f64 * LEGEND_ROW;
         let name = format!("Rank {}", rank.local_rank);
         let tip: Vec<String> = [name].into_iter().chain(rank.reasons.iter().cloned()).collect();
-        writer.open("", &tip);
+        writer.open(None, &tip);
         writer.rect(Rect { x, y, w: TILE, h: TILE }, 4.0, &fill(rank.local_rank));
-        writer.text(x + TILE / 2.0, y + 15.0, "num on", &rank.local_rank.to_string());
+        writer.text((x + TILE / 2.0, y + 15.0), "num on", &rank.local_rank.to_string());
         let area = Rect { x: x + TILE + 8.0, y: y + 15.0, w: column - TILE - 12.0, h: 0.0 };
         writer.text_truncated(area, "", 11.0, resources);
         writer.close();
@@ -305,9 +293,8 @@ fn legend(writer: &mut SvgWriter, scene: &Scene, top: f64, width: f64) -> f64 {
     let threads = scene.smt_use().map(|t| format!("Dots are hardware threads: {t}"));
     let notes = shared.into_iter().chain(threads);
     for note in notes.chain(scene.notes.iter().cloned()) {
-        let words: Vec<String> = note.split(' ').map(str::to_owned).collect();
-        for line in wrap(&words, " ", (width / CHAR_WIDTH) as usize) {
-            writer.text(MARGIN, y + 13.0, "dim", &line);
+        for line in wrap_words(&note, (width / CHAR_WIDTH) as usize) {
+            writer.text((MARGIN, y + 13.0), "dim", &line);
             y += 18.0;
         }
     }
@@ -315,7 +302,7 @@ fn legend(writer: &mut SvgWriter, scene: &Scene, top: f64, width: f64) -> f64 {
 }
 
 /// Draws the meaning of the tiles without a rank that occur.
-fn core_legend(writer: &mut SvgWriter, scene: &Scene, y: f64) -> f64 {
+fn core_legend(writer: &mut Svg, scene: &Scene, y: f64) -> f64 {
     let mut x = MARGIN;
     for (state, words) in [
         (CoreState::Idle, "idle core"),
@@ -324,7 +311,7 @@ fn core_legend(writer: &mut SvgWriter, scene: &Scene, y: f64) -> f64 {
     ] {
         if scene.cores().any(|c| c.state == state) {
             svg_tiles::empty_tile(writer, Rect { x, y, w: TILE, h: TILE }, &state);
-            writer.text(x + TILE + 8.0, y + 15.0, "", words);
+            writer.text((x + TILE + 8.0, y + 15.0), "", words);
             x += TILE + 32.0 + words.len() as f64 * CHAR_WIDTH;
         }
     }

@@ -1,7 +1,47 @@
-//! One colour per local rank. Every colour is light enough for dark text, so that a filled tile is
-//! readable on a dark and on a light background. The tile also shows the rank number.
+//! The colours of all drawings.
+//!
+//! The colours of ranks are light enough for dark text, so that a filled tile is readable on a dark and on
+//! a light background; the tile also shows the rank number. All others have a light and a dark variant.
 
-use regatta_model::text::hex;
+use std::fmt;
+
+/// A colour of the light and one of the dark mode, in CSS notation.
+pub type LightDark = (&'static str, &'static str);
+
+/// Text.
+pub const INK: LightDark = ("#1b2230", "#e6eaf1");
+/// Dimmed text.
+pub const DIM: LightDark = ("#5c6675", "#98a3b3");
+/// The background.
+pub const PAPER: LightDark = ("#fff", "#161616");
+/// Grid lines and rules.
+pub const GRID: LightDark = ("#ddd", "#3a3a3a");
+
+/// Lines, marks and bars of a plot; colour-blind safe.
+pub const SERIES: [LightDark; 8] = [
+    ("#0068b5", "#5fb0ff"),
+    ("#c8500a", "#ff9d5c"),
+    ("#00795a", "#3fd1a5"),
+    ("#a1377f", "#f08cca"),
+    ("#7a6400", "#e0c64d"),
+    ("#4b4bb8", "#a5a5ff"),
+    ("#5a5a5a", "#bdbdbd"),
+    ("#a11d1d", "#ff8080"),
+];
+
+/// Filled areas under text.
+pub const TINTS: [LightDark; 4] = [
+    ("#9ecbf2", "#1f5f94"),
+    ("#f2b98a", "#94531a"),
+    ("#f2d98a", "#7d6a14"),
+    ("#9edcc4", "#1d6e52"),
+];
+
+/// Cells of a heat map, from worst to best: red to blue, colour-blind safe in both modes.
+pub const SHADES: [&str; 8] =
+    ["#b2182b", "#d6604d", "#ef9a6b", "#f6c79b", "#e3e0d0", "#b9d3e0", "#8ab8d6", "#5a98c6"];
+/// The first shades are dark and need light text.
+pub const DARK_SHADES: usize = 2;
 
 /// Colour of a rank on a terminal and in SVG.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,14 +53,17 @@ pub struct Swatch {
 }
 
 impl Swatch {
-    /// The fill colour in CSS notation.
-    pub fn css(self) -> String {
-        format!("#{}", hex(&self.rgb))
+    /// A darker shade, for lines on a light background.
+    pub fn darker(self) -> Self {
+        Self { rgb: self.rgb.map(|c| (u16::from(c) * 7 / 10) as u8), ..self }
     }
+}
 
-    /// A darker shade for lines on a white background.
-    pub fn css_line(self) -> String {
-        format!("#{}", hex(&self.rgb.map(|c| (u16::from(c) * 7 / 10) as u8)))
+/// CSS notation.
+impl fmt::Display for Swatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [r, g, b] = self.rgb;
+        write!(f, "#{r:02x}{g:02x}{b:02x}")
     }
 }
 
@@ -29,7 +72,7 @@ const fn swatch(ansi: u8, r: u8, g: u8, b: u8) -> Swatch {
 }
 
 /// Adjacent entries differ in hue, because adjacent ranks are usually drawn side by side.
-pub const PALETTE: [Swatch; 16] = [
+pub const RANKS: [Swatch; 16] = [
     swatch(75, 0x6a, 0xa9, 0xff),
     swatch(208, 0xff, 0xa9, 0x4d),
     swatch(77, 0x69, 0xc9, 0x6e),
@@ -48,9 +91,9 @@ pub const PALETTE: [Swatch; 16] = [
     swatch(121, 0x9b, 0xe8, 0xc0),
 ];
 
-/// Index in [`PALETTE`] of a rank's colour; repeats if there are more ranks.
-pub fn index(rank: u32) -> usize {
-    rank as usize % PALETTE.len()
+/// Index in [`RANKS`] of a rank's colour; repeats if there are more ranks.
+pub fn rank_index(rank: u32) -> usize {
+    rank as usize % RANKS.len()
 }
 
 #[cfg(test)]
@@ -74,7 +117,7 @@ mod tests {
 
     #[test]
     fn dark_text_is_readable_on_every_colour() {
-        for swatch in PALETTE {
+        for swatch in RANKS {
             for rgb in [swatch.rgb, cube(swatch.ansi)] {
                 // WCAG contrast with near-black text, level AA.
                 let contrast = (luminance(rgb) + 0.05) / (luminance([0x10, 0x13, 0x1a]) + 0.05);
@@ -88,8 +131,8 @@ mod tests {
         let far = |a: [u8; 3], b: [u8; 3]| {
             a.iter().zip(b).map(|(&x, y)| i32::from(x.abs_diff(y)).pow(2)).sum::<i32>() > 45 * 45
         };
-        for (i, a) in PALETTE.iter().enumerate() {
-            for b in &PALETTE[..i] {
+        for (i, a) in RANKS.iter().enumerate() {
+            for b in &RANKS[..i] {
                 assert!(far(a.rgb, b.rgb), "{a:?} {b:?}");
                 assert!(far(cube(a.ansi), cube(b.ansi)), "{a:?} {b:?}");
             }

@@ -1,9 +1,26 @@
-//! Text in drawings: sanitised names, truncation, wrapping and number ranges.
-
-use regatta_model::CpuSet;
+//! Text in drawings: escaped and sanitised names, truncation and wrapping.
 
 /// Maximum length of a name.
 const MAX_CHARS: usize = 400;
+
+/// Escapes text for XML, SVG and HTML, both as element content and inside quoted attributes.
+/// Characters that XML does not allow are replaced by U+FFFD; tab and line breaks are kept.
+pub fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            '\t' | '\n' | '\r' => out.push(c),
+            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+    }
+    out
+}
 
 /// Sanitises untrusted text: replaces control characters, bidirectional and other invisible marks,
 /// and characters that XML forbids.
@@ -47,35 +64,10 @@ pub fn wrap(texts: &[String], separator: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// Formats numbers as ascending ranges: `0-3,6`.
-pub fn format_ranges(numbers: &[u32]) -> String {
-    numbers.iter().map(|&n| n as usize).collect::<CpuSet>().to_string()
-}
-
-/// GPU name without vendor, and without memory size if that is shown separately:
-/// `NVIDIA H100 80GB HBM3` gives `H100`.
-pub fn short_gpu_name(name: &str, memory_shown: bool) -> &str {
-    const VENDORS: [&str; 6] =
-        ["NVIDIA ", "Tesla ", "AMD ", "Instinct ", "Intel(R) Data Center GPU ", "Intel(R) "];
-    let short = VENDORS.iter().fold(name, |name, vendor| name.strip_prefix(vendor).unwrap_or(name));
-    let is_size = |word: &str| {
-        let digits = word.strip_suffix("GB").or_else(|| word.strip_suffix("GiB"));
-        digits.is_some_and(|d| !d.is_empty() && d.bytes().all(|b| b.is_ascii_digit()))
-    };
-    let mut at = 0;
-    for word in short.split([' ', '-']) {
-        if memory_shown && at > 0 && is_size(word) {
-            return &short[..at - 1];
-        }
-        at += word.len() + 1;
-    }
-    short
-}
-
-/// PCI address without the default domain.
-pub fn short_pci(address: &str) -> &str {
-    let trimmed = address.strip_prefix("0000:").or_else(|| address.strip_prefix("00000000:"));
-    trimmed.unwrap_or(address)
+/// Wraps a text at `width` characters, between words.
+pub fn wrap_words(text: &str, width: usize) -> Vec<String> {
+    let words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+    wrap(&words, " ", width)
 }
 
 #[cfg(test)]
@@ -90,15 +82,9 @@ mod tests {
     }
 
     #[test]
-    fn gpu_names_and_pci_addresses_are_shortened() {
-        assert_eq!(short_gpu_name("NVIDIA H100 80GB HBM3", true), "H100");
-        assert_eq!(short_gpu_name("NVIDIA H100 80GB HBM3", false), "H100 80GB HBM3");
-        assert_eq!(short_gpu_name("NVIDIA A100-SXM4-40GB", true), "A100-SXM4");
-        assert_eq!(short_gpu_name("AMD Instinct MI250X", true), "MI250X");
-        assert_eq!(short_gpu_name("Intel(R) Data Center GPU Max 1550", true), "Max 1550");
-        assert_eq!(short_gpu_name("80GB", true), "80GB");
-        assert_eq!(short_pci("0000:c1:00.0"), "c1:00.0");
-        assert_eq!(short_pci("0009:01:00.0"), "0009:01:00.0");
+    fn markup_and_illegal_characters_are_escaped() {
+        assert_eq!(escape("<&\"'>"), "&lt;&amp;&quot;&#39;&gt;");
+        assert_eq!(escape("a\n\u{1b}\u{fffe}é"), "a\n\u{fffd}\u{fffd}é");
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! The devices and ranks of a scene, as text.
 
+use regatta_draw::text::sanitize;
+use regatta_model::units::format_ranges;
 use regatta_model::{Gpu, LinkState, MemoryPolicy, Nic, NicKind, NodeLayout, PlacedRank, units};
 
+use super::names::{short_gpu_name, short_pci};
 use super::scene::{Devices, GpuView, NicView, RankView};
-use super::text::{format_ranges, sanitize, short_gpu_name, short_pci};
 
 /// Maximum number of unused NICs shown in full per NUMA node.
 const UNUSED_NICS_SHOWN: usize = 4;

@@ -1,12 +1,15 @@
 //! The scene on a terminal: a box per NUMA node, with rows of cells for its cores and a row per
 //! device. A cell shows a local rank.
 
-use super::TerminalOptions;
+use anstyle::Style;
+use regatta_draw::frame::{Glyphs, SIDES, TerminalOptions, UNICODE, append_right};
+use regatta_draw::line::{BOLD, DIM, PLAIN, StyledLine, rank_style};
+use regatta_draw::text::to_ascii;
+use regatta_model::units::format_ranges;
+
 use super::grid::{columns, row_length};
 use super::legend;
 use super::scene::{CoreState, CoreView, Devices, NicView, NodeView, Scene};
-use super::styled_line::{SpanStyle, StyledLine};
-use super::text::{format_ranges, to_ascii};
 
 /// Minimum width.
 const MIN_WIDTH: usize = 40;
@@ -14,37 +17,10 @@ const MIN_WIDTH: usize = 40;
 const HALF_OF_80: usize = 35;
 /// Maximum number of cells per row, for readability.
 const MAX_ROW: usize = 32;
-/// Width of both borders of a box with their padding.
-const SIDES: usize = 4;
 /// Columns between GPUs and the NICs next to them.
 const DEVICE_GAP: usize = 4;
 /// Maximum number of ranks shown individually per device; more are folded to `0-7`.
 const MAX_TILES: usize = 4;
-
-/// The characters of a drawing.
-pub struct Glyphs {
-    /// Corners in reading order.
-    corners: [char; 4],
-    /// Ends of a horizontal rule.
-    tees: [char; 2],
-    across: char,
-    down: char,
-    /// An idle core.
-    pub idle: &'static str,
-    cut: char,
-}
-
-const UNICODE: Glyphs = Glyphs {
-    corners: ['┌', '┐', '└', '┘'],
-    tees: ['├', '┤'],
-    across: '─',
-    down: '│',
-    idle: "··",
-    cut: '…',
-};
-
-const ASCII: Glyphs =
-    Glyphs { corners: ['+'; 4], tees: ['+'; 2], across: '-', down: '|', idle: "..", cut: '~' };
 
 /// Renders boxes of equal geometry.
 pub struct Renderer {
@@ -71,7 +47,7 @@ struct DeviceRow {
 /// Renders the scene as text.
 pub fn draw(scene: &Scene, options: TerminalOptions) -> String {
     let width = options.width.max(MIN_WIDTH);
-    let glyphs = if options.unicode { &UNICODE } else { &ASCII };
+    let glyphs = options.glyphs();
     let (label, number, cell) = (label_width(scene), number_width(scene), cell_width(scene));
     let mut renderer = Renderer { glyphs, label, number, cell, inner: 0 };
     let across = renderer.fit(scene, width);
@@ -125,10 +101,10 @@ fn cell_text(core: &CoreView, glyphs: &Glyphs) -> String {
     }
 }
 
-fn cell_style(core: &CoreView) -> SpanStyle {
+fn cell_style(core: &CoreView) -> Style {
     match &core.state {
-        CoreState::Owned(ranks) => ranks.first().map_or(SpanStyle::Plain, |&r| SpanStyle::Rank(r)),
-        _ => SpanStyle::Dim,
+        CoreState::Owned(ranks) => ranks.first().map_or(PLAIN, |&rank| rank_style(rank)),
+        _ => DIM,
     }
 }
 
@@ -160,7 +136,7 @@ impl Renderer {
         for (node, mut parts) in nodes.iter().zip(bodies) {
             parts.iter_mut().zip(heights).for_each(|(p, h)| p.resize(h, StyledLine::default()));
             let memory = node.memory.as_deref().unwrap_or("");
-            append_right(&mut lines, self.boxed(&node.label, memory, parts, self.inner));
+            append_right(&mut lines, self.glyphs.boxed(&node.label, memory, parts, self.inner));
         }
         lines
     }
@@ -170,7 +146,7 @@ impl Renderer {
         const TITLE: &str = "unknown locality";
         let widest = self.device_rows(devices).iter().map(|r| r.width(r.details.len())).max();
         let inner = widest.unwrap_or(0).max(self.inner).max(TITLE.len() + 2).min(width - SIDES);
-        self.boxed(TITLE, "", [Vec::new(), self.device_lines(devices, inner)], inner)
+        self.glyphs.boxed(TITLE, "", [Vec::new(), self.device_lines(devices, inner)], inner)
     }
 
     fn core_rows(&self, node: &NodeView) -> Vec<StyledLine> {
@@ -180,9 +156,9 @@ impl Renderer {
             let mut label = group.label.as_str();
             for cores in group.cores.chunks(row_length(group.cores.len(), most)) {
                 let mut line = self.labelled(label);
-                line.push(self.first_cpu(cores), SpanStyle::Dim);
+                line.push(self.first_cpu(cores), DIM);
                 for core in cores {
-                    line.push(" ", SpanStyle::Plain);
+                    line.push(" ", PLAIN);
                     line.append(self.cell(&cell_text(core, self.glyphs), cell_style(core)));
                 }
                 lines.push(line);
@@ -203,11 +179,11 @@ impl Renderer {
     }
 
     fn labelled(&self, label: &str) -> StyledLine {
-        StyledLine::new(format!("{label:<width$}", width = self.label), SpanStyle::Plain)
+        StyledLine::new(format!("{label:<width$}", width = self.label), PLAIN)
     }
 
     /// Renders text as a cell.
-    pub fn cell(&self, text: &str, style: SpanStyle) -> StyledLine {
+    pub fn cell(&self, text: &str, style: Style) -> StyledLine {
         StyledLine::new(format!("{text:>width$}", width = self.cell), style)
     }
 
@@ -238,15 +214,15 @@ impl Renderer {
     fn device_head(&self, label: &str, ranks: &[u32]) -> StyledLine {
         let mut line = self.labelled(label);
         if ranks.is_empty() {
-            line.push(" ", SpanStyle::Plain);
-            line.append(self.cell(self.glyphs.idle, SpanStyle::Dim));
+            line.push(" ", PLAIN);
+            line.append(self.cell(self.glyphs.idle, DIM));
         } else if ranks.len() > MAX_TILES {
-            line.push(" ", SpanStyle::Plain);
-            line.push(format_ranges(ranks), SpanStyle::Bold);
+            line.push(" ", PLAIN);
+            line.push(format_ranges(ranks), BOLD);
         } else {
             for &rank in ranks {
-                line.push(" ", SpanStyle::Plain);
-                line.append(self.cell(&rank.to_string(), SpanStyle::Rank(rank)));
+                line.push(" ", PLAIN);
+                line.append(self.cell(&rank.to_string(), rank_style(rank)));
             }
         }
         line
@@ -272,52 +248,6 @@ impl Renderer {
         }
         both
     }
-
-    /// Renders a box with a left and a right title, and a rule between its parts.
-    fn boxed(
-        &self,
-        left: &str,
-        right: &str,
-        parts: [Vec<StyledLine>; 2],
-        inner: usize,
-    ) -> Vec<StyledLine> {
-        let g = self.glyphs;
-        let dashes = |count: usize| g.across.to_string().repeat(count);
-        let [top_left, top_right, bottom_left, bottom_right] = g.corners;
-        let mut title = StyledLine::new(format!(" {} ", to_ascii(left)), SpanStyle::Bold);
-        title.truncate(inner + 2, g.cut);
-        let right = if right.is_empty() { String::new() } else { format!(" {right} ") };
-        let right = if title.width() + right.len() <= inner { right } else { String::new() };
-        let between = (inner + 2).saturating_sub(title.width() + right.len() + 1);
-        let mut head = StyledLine::new(top_left, SpanStyle::Dim);
-        head.append(title);
-        head.push(dashes(between), SpanStyle::Dim);
-        head.push(right, SpanStyle::Plain);
-        head.push(dashes((inner + 3).saturating_sub(head.width())), SpanStyle::Dim);
-        head.push(top_right, SpanStyle::Dim);
-        let rule = |[left, right]: [char; 2]| {
-            StyledLine::new(format!("{left}{}{right}", dashes(inner + 2)), SpanStyle::Dim)
-        };
-        let split = parts.iter().all(|p| !p.is_empty());
-        let [top, bottom] = parts;
-        let mut lines = vec![head];
-        lines.extend(top.into_iter().map(|l| self.bordered(l, inner)));
-        lines.extend(split.then(|| rule(g.tees)));
-        lines.extend(bottom.into_iter().map(|l| self.bordered(l, inner)));
-        lines.push(rule([bottom_left, bottom_right]));
-        lines
-    }
-
-    fn bordered(&self, mut content: StyledLine, inner: usize) -> StyledLine {
-        content.truncate(inner, self.glyphs.cut);
-        content.pad(inner);
-        let mut line = StyledLine::new(self.glyphs.down, SpanStyle::Dim);
-        line.push(" ", SpanStyle::Plain);
-        line.append(content);
-        line.push(" ", SpanStyle::Plain);
-        line.push(self.glyphs.down, SpanStyle::Dim);
-        line
-    }
 }
 
 fn title_width(node: &NodeView) -> usize {
@@ -335,21 +265,9 @@ impl DeviceRow {
         let fits = (1..=self.details.len()).rev().find(|&n| self.width(n) <= inner).unwrap_or(1);
         let mut line = self.head.clone();
         for detail in self.details.iter().take(fits) {
-            line.push(format!(" {}", to_ascii(detail)), SpanStyle::Plain);
+            line.push(format!(" {}", to_ascii(detail)), PLAIN);
         }
         line.truncate(inner, mark);
         line
-    }
-}
-
-/// Appends the lines of a box on the right.
-fn append_right(lines: &mut Vec<StyledLine>, right: Vec<StyledLine>) {
-    if lines.is_empty() {
-        *lines = right;
-        return;
-    }
-    for (line, right) in lines.iter_mut().zip(right) {
-        line.push(" ", SpanStyle::Plain);
-        line.append(right);
     }
 }

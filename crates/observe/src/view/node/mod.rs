@@ -7,35 +7,22 @@ mod cores;
 mod devices;
 mod grid;
 mod legend;
+mod names;
 mod notes;
-mod palette;
 mod scene;
-mod styled_line;
 mod svg;
 mod svg_tiles;
-mod svg_writer;
 mod terminal;
-pub mod text;
 
 #[cfg(test)]
 mod samples;
 #[cfg(test)]
 mod tests;
 
+use regatta_draw::frame::TerminalOptions;
 use regatta_model::{Machine, NodeLayout};
 
-/// Capabilities of a terminal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TerminalOptions {
-    /// Columns, at least 40.
-    pub width: usize,
-    /// Whether to use colours.
-    pub color: bool,
-    /// Whether to use box-drawing characters instead of ASCII.
-    pub unicode: bool,
-}
-
-/// Draws the node for a terminal.
+/// Draws the node for a terminal of at least 40 columns.
 pub fn terminal(machine: &Machine, layout: &NodeLayout, options: TerminalOptions) -> String {
     terminal::draw(&scene::Scene::new(machine, layout), options)
 }

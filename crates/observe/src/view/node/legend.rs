@@ -1,24 +1,27 @@
 //! Heading and footer of the terminal drawing: host name, GPU links and the legend.
 
+use anstyle::Style;
+use regatta_draw::line::{BOLD, DIM, PLAIN, StyledLine, flow, rank_style};
+use regatta_draw::text::{to_ascii, wrap, wrap_words};
+use regatta_model::units::format_ranges;
+
 use super::scene::{CoreState, Scene};
-use super::styled_line::{SpanStyle, StyledLine};
 use super::terminal::Renderer;
-use super::text::{format_ranges, to_ascii, wrap};
 
 /// Maximum number of lines about shared cores.
 const MAX_SHARED: usize = 8;
 
 /// Host name, CPU model and device counts.
 pub fn heading(scene: &Scene, width: usize) -> Vec<StyledLine> {
-    let mut first = StyledLine::new(to_ascii(&scene.host), SpanStyle::Bold);
+    let mut first = StyledLine::new(to_ascii(&scene.host), BOLD);
     let model = scene.cpu_model.as_deref().map_or(String::new(), |m| format!("  {}", to_ascii(m)));
-    first.push(model, SpanStyle::Plain);
+    first.push(model, PLAIN);
     let counts = wrap(&scene.counts, ", ", width);
     [first].into_iter().chain(counts.into_iter().map(plain)).collect()
 }
 
 fn plain(text: String) -> StyledLine {
-    StyledLine::new(text, SpanStyle::Plain)
+    StyledLine::new(text, PLAIN)
 }
 
 /// Notes, shared cores and the legend.
@@ -38,20 +41,19 @@ pub fn footer(scene: &Scene, renderer: &Renderer, width: usize) -> Vec<StyledLin
 
 /// Wraps a text; continuation lines are indented.
 fn paragraph(text: &str, width: usize) -> impl Iterator<Item = StyledLine> + use<> {
-    let words: Vec<String> = to_ascii(text).split(' ').map(str::to_owned).collect();
-    let lines = wrap(&words, " ", width - 2);
+    let lines = wrap_words(&to_ascii(text), width - 2);
     lines.into_iter().enumerate().map(|(i, l)| plain(if i == 0 { l } else { format!("  {l}") }))
 }
 
 /// The meaning of the cells that occur.
 fn legend(scene: &Scene, renderer: &Renderer, width: usize) -> Vec<StyledLine> {
-    let mut entries: Vec<(String, SpanStyle, &str)> = Vec::new();
+    let mut entries: Vec<(String, Style, &str)> = Vec::new();
     if let Some(first) = scene.ranks.first().map(|r| r.local_rank) {
-        entries.push((first.to_string(), SpanStyle::Rank(first), "local rank"));
+        entries.push((first.to_string(), rank_style(first), "local rank"));
     }
     if let Some(rank) = scene.first_sharing_rank() {
         let text = format!("{rank}+");
-        entries.push((text, SpanStyle::Rank(rank), "shared by this rank and others"));
+        entries.push((text, rank_style(rank), "shared by this rank and others"));
     }
     for (state, text, words) in [
         (CoreState::Idle, renderer.glyphs.idle, "idle"),
@@ -59,24 +61,18 @@ fn legend(scene: &Scene, renderer: &Renderer, width: usize) -> Vec<StyledLine> {
         (CoreState::Unusable, "xx", "not usable by this job"),
     ] {
         if scene.cores().any(|c| c.state == state) {
-            entries.push((text.to_owned(), SpanStyle::Dim, words));
+            entries.push((text.to_owned(), DIM, words));
         }
     }
     if scene.cores().next().is_some() {
-        entries.push(("0:".to_owned(), SpanStyle::Dim, "first CPU of the row"));
+        entries.push(("0:".to_owned(), DIM, "first CPU of the row"));
     }
-    let mut lines: Vec<StyledLine> = Vec::new();
-    for (text, style, words) in entries {
+    let entries = entries.into_iter().map(|(text, style, words)| {
         let mut entry = renderer.cell(&text, style);
-        entry.push(format!(" {words}"), SpanStyle::Plain);
-        match lines.last_mut() {
-            Some(line) if line.width() + 3 + entry.width() <= width => {
-                line.push("   ", SpanStyle::Plain);
-                line.append(entry);
-            }
-            _ => lines.push(entry),
-        }
-    }
+        entry.push(format!(" {words}"), PLAIN);
+        entry
+    });
+    let mut lines = flow(entries, 3, width);
     if let Some(threads) = scene.smt_use() {
         lines.extend(paragraph(&format!("SMT: {threads}"), width));
     }

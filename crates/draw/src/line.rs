@@ -2,51 +2,42 @@
 
 use anstyle::{Ansi256Color, Style};
 
-use super::palette::{self, PALETTE};
-use super::text::truncate;
+use crate::palette::{RANKS, rank_index};
+use crate::text::truncate;
 
-/// Style of a span.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SpanStyle {
-    /// The default style.
-    Plain,
-    /// Dimmed.
-    Dim,
-    /// Bold.
-    Bold,
-    /// Black on the colour of a local rank.
-    Rank(u32),
-}
+/// The default style.
+pub const PLAIN: Style = Style::new();
+/// Dimmed.
+pub const DIM: Style = Style::new().dimmed();
+/// Bold.
+pub const BOLD: Style = Style::new().bold();
 
-impl SpanStyle {
-    fn ansi(self) -> Style {
-        match self {
-            SpanStyle::Plain => Style::new(),
-            SpanStyle::Dim => Style::new().dimmed(),
-            SpanStyle::Bold => Style::new().bold(),
-            // Colour 16 is always black; themes redefine colour 0.
-            SpanStyle::Rank(rank) => {
-                Ansi256Color(16).on(Ansi256Color(PALETTE[palette::index(rank)].ansi))
-            }
-        }
-    }
+/// Black on the colour of a local rank.
+pub fn rank_style(rank: u32) -> Style {
+    // Colour 16 is always black; themes redefine colour 0.
+    Ansi256Color(16).on(Ansi256Color(RANKS[rank_index(rank)].ansi))
 }
 
 /// A line of spans; every character is one column wide.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StyledLine {
-    spans: Vec<(String, SpanStyle)>,
+    spans: Vec<(String, Style)>,
 }
 
 impl StyledLine {
     /// A line of one span.
-    pub fn new(text: impl Into<String>, style: SpanStyle) -> Self {
+    pub fn new(text: impl Into<String>, style: Style) -> Self {
         Self { spans: vec![(text.into(), style)] }
     }
 
     /// Appends text.
-    pub fn push(&mut self, text: impl Into<String>, style: SpanStyle) {
+    pub fn push(&mut self, text: impl Into<String>, style: Style) {
         self.spans.push((text.into(), style));
+    }
+
+    /// The parts of the line with their styles.
+    pub fn spans(&self) -> &[(String, Style)] {
+        &self.spans
     }
 
     /// Appends another line.
@@ -57,7 +48,7 @@ impl StyledLine {
     /// Pads with spaces to `width`.
     pub fn pad(&mut self, width: usize) {
         let missing = width.saturating_sub(self.width());
-        self.push(" ".repeat(missing), SpanStyle::Plain);
+        self.push(" ".repeat(missing), PLAIN);
     }
 
     /// Width in columns.
@@ -77,8 +68,7 @@ impl StyledLine {
     /// The text, with escape codes if `color`, without trailing white space.
     pub fn render(&self, color: bool) -> String {
         let mut out = String::new();
-        for (text, span) in &self.spans {
-            let style = span.ansi();
+        for (text, style) in &self.spans {
             match color && !style.is_plain() && !text.is_empty() {
                 true => out.push_str(&format!("{style}{text}{style:#}")),
                 false => out.push_str(text),
@@ -88,18 +78,38 @@ impl StyledLine {
     }
 }
 
+/// Puts entries side by side, `gap` columns apart, into lines of at most `width`; a wider entry gets its own
+/// line.
+pub fn flow(
+    entries: impl IntoIterator<Item = StyledLine>,
+    gap: usize,
+    width: usize,
+) -> Vec<StyledLine> {
+    let mut lines: Vec<StyledLine> = Vec::new();
+    for entry in entries {
+        match lines.last_mut() {
+            Some(line) if line.width() + gap + entry.width() <= width => {
+                line.push(" ".repeat(gap), PLAIN);
+                line.append(entry);
+            }
+            _ => lines.push(entry),
+        }
+    }
+    lines
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn escape_codes_do_not_count_as_width() {
-        let mut line = StyledLine::new(" 3", SpanStyle::Rank(3));
+        let mut line = StyledLine::new(" 3", rank_style(3));
         line.pad(5);
         assert_eq!(line.width(), 5);
         assert_eq!(line.render(false), " 3");
         assert!(line.render(true).contains("\u{1b}[48;5;211m"));
-        line.push("abcdef", SpanStyle::Dim);
+        line.push("abcdef", DIM);
         line.truncate(8, '~');
         assert_eq!(line.render(false), " 3   ab~");
     }

@@ -1,0 +1,15 @@
+//! Drawings as text from data: SVG, HTML pages, tables, plots and terminal screens. Nothing here does I/O:
+//! the size of a terminal is an argument, and the caller writes the text.
+//!
+//! Texts may be untrusted: whatever reaches SVG and HTML is escaped here.
+
+pub mod axis;
+pub mod frame;
+pub mod html;
+pub mod legend;
+pub mod line;
+pub mod palette;
+pub mod plot;
+mod style_sheet;
+pub mod svg;
+pub mod text;

@@ -1,0 +1,4 @@
+//! Results as drawings and pages: text from data, by `draw`.
+
+pub mod comms;
+pub mod node;
