@@ -43,6 +43,19 @@ pub const SHADES: [&str; 8] =
 /// The first shades are dark and need light text.
 pub const DARK_SHADES: usize = 2;
 
+/// Text on a terminal, which is dark in both modes.
+pub const TERMINAL: [(&str, &str); 9] = [
+    ("default", "#d8dee9"),
+    ("dimmed", "#7b8798"),
+    ("red", "#e06c75"),
+    ("green", "#98c379"),
+    ("yellow", "#e5c07b"),
+    ("blue", "#61afef"),
+    ("magenta", "#c678dd"),
+    ("cyan", "#56b6c2"),
+    ("white", "#b5bdca"),
+];
+
 /// Colour of a rank on a terminal and in SVG.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Swatch {

@@ -17,6 +17,9 @@ pub struct Series {
     pub points: Vec<(f64, f64)>,
 }
 
+/// Text of a tick.
+pub type TickLabel = fn(f64) -> String;
+
 /// Lines over two axes.
 pub struct LinePlot<'a> {
     /// Name above the plot.
@@ -24,7 +27,7 @@ pub struct LinePlot<'a> {
     /// The axes.
     pub axes: (PlotAxis, PlotAxis),
     /// Text of a tick of each axis.
-    pub tick_labels: (fn(f64) -> String, fn(f64) -> String),
+    pub tick_labels: (TickLabel, TickLabel),
     /// The lines. Empty ones keep their colour.
     pub series: &'a [Series],
     /// Tooltip of a point, after the label of its line.

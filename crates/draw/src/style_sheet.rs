@@ -4,14 +4,14 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use crate::palette::{DIM, GRID, INK, LightDark, PAPER, RANKS, SERIES, SHADES, TINTS};
+use crate::palette::{DIM, GRID, INK, LightDark, PAPER, RANKS, SERIES, SHADES, TERMINAL, TINTS};
 
 /// Class of the root element, which all rules are limited to: an HTML page has one scope for the style
 /// sheets of all its drawings.
 pub const ROOT: &str = "regatta";
 
 /// Classes with their declarations.
-const RULES: [(&str, &str); 26] = [
+const RULES: [(&str, &str); 28] = [
     // Text.
     ("h1", "font-size:18px;font-weight:600"),
     ("h2", "font-size:13px;font-weight:600"),
@@ -37,12 +37,14 @@ const RULES: [(&str, &str); 26] = [
     ("pip", "fill:#10131a"),
     ("off", "fill-opacity:.22"),
     ("link", "fill:none;stroke-width:2.5;stroke-linecap:round"),
-    // Terminals, which are dark in both modes.
-    ("terminal", "fill:#1d222b"),
+    // Terminals.
+    ("terminal", "fill:#1d222b;rx:8px"),
     ("cell", "font:14px ui-monospace,Menlo,Consolas,monospace;white-space:pre"),
-    ("faint", "fill-opacity:.25"),
-    ("half", "fill-opacity:.5"),
-    ("dense", "fill-opacity:.75"),
+    ("o25", "fill-opacity:.25"),
+    ("o50", "fill-opacity:.5"),
+    ("o60", "fill-opacity:.6"),
+    ("o75", "fill-opacity:.75"),
+    ("o90", "fill-opacity:.9"),
 ];
 
 /// Classes with a property that has a colour per mode.
@@ -107,5 +109,8 @@ fn colours() -> impl Iterator<Item = (String, &'static str, (String, String))> {
             (format!("l{n}"), "stroke", (line, tile)),
         ]
     });
-    named.chain(series).chain(tints).chain(shades).chain(ranks)
+    let terminal = TERMINAL.iter().map(|(class, colour)| {
+        ((*class).to_owned(), "fill", ((*colour).to_owned(), (*colour).to_owned()))
+    });
+    named.chain(terminal).chain(series).chain(tints).chain(shades).chain(ranks)
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use regatta_model::text_table::{self, format_value};
+use regatta_draw::table::{self, format_value};
 use regatta_model::units::format_bytes;
 use regatta_model::{BenchResult, BenchTable, Operation};
 use serde::Serialize;
@@ -155,7 +155,7 @@ impl Comparison {
             header.extend((index > 0).then(|| "ratio".to_owned()));
         }
         let rows: Vec<Vec<String>> = self.rows.iter().map(row_cells).collect();
-        format!("{text}\n{}", text_table::align(&header, &rows, &[]))
+        format!("{text}\n{}", table::align(&header, &rows, &[]))
     }
 }
 

@@ -1,6 +1,7 @@
 //! `--scan`: the same benchmark on 1, 2, 4, … nodes, and its scaling efficiency.
 
-use regatta_model::{BenchResult, text_table, units};
+use regatta_draw::table;
+use regatta_model::{BenchResult, units};
 use serde::Serialize;
 
 use crate::cases::{self, BenchCase};
@@ -75,12 +76,12 @@ pub fn table(all: &[Scaling]) -> String {
         text += &format!("{separator}{}\n", head.trim_end());
         let row = |point: &ScalingPoint| {
             let percent = point.efficiency.map(|part| format!("{:.0} %", 100.0 * part));
-            let [time, busbw] = [Some(point.time_us), point.busbw].map(text_table::format_value);
+            let [time, busbw] = [Some(point.time_us), point.busbw].map(table::format_value);
             vec![point.nodes.to_string(), time, busbw, percent.unwrap_or_else(|| "-".to_owned())]
         };
         let rows: Vec<Vec<String>> = scaling.points.iter().map(row).collect();
         let header = ["nodes", "time (us)", "busbw (GB/s)", "efficiency"];
-        text += &text_table::align(&header, &rows, &[0]);
+        text += &table::align(&header, &rows, &[0]);
     }
     text
 }

@@ -1,7 +1,8 @@
 //! `--sweep NAME=VALUE,VALUE…`: runs every combination of settings and reports the best for each
 //! size.
 
-use regatta_model::{BenchResult, Measurement, suggest, text_table, units};
+use regatta_draw::table;
+use regatta_model::{BenchResult, Measurement, suggest, units};
 use serde::Serialize;
 
 use crate::cases::{self, BenchCase};
@@ -213,7 +214,7 @@ pub fn table(best: &[BestSetting]) -> String {
         let separator = if text.is_empty() { "" } else { "\n" };
         let head = format!("{} {}", first.case.operation, first.case.variant());
         let row = |best: &BestSetting| {
-            let [time, busbw] = [Some(best.time_us), best.busbw].map(text_table::format_value);
+            let [time, busbw] = [Some(best.time_us), best.busbw].map(table::format_value);
             let speedup =
                 best.speedup.map_or_else(|| "-".to_owned(), |times| format!("{times:.2}x"));
             let setting = match best.within_noise {
@@ -224,7 +225,7 @@ pub fn table(best: &[BestSetting]) -> String {
         };
         let rows: Vec<Vec<String>> = group.iter().map(row).collect();
         let header = ["size", "time (us)", "busbw (GB/s)", "speedup", "best setting"];
-        let lines = text_table::align(&header, &rows, &[0, 4]);
+        let lines = table::align(&header, &rows, &[0, 4]);
         text += &format!("{separator}{}\n{lines}", head.trim_end());
     }
     text

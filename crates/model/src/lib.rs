@@ -16,7 +16,6 @@ pub mod run_folder;
 pub mod shell;
 pub mod suggest;
 pub mod text;
-pub mod text_table;
 pub mod units;
 
 pub use allocation::{AllocatedNode, Allocation, Distribution, Launcher, RankId, Scheduler};

@@ -1,11 +1,9 @@
 //! The matrices as a text heat map: values where they fit, else one glyph per cell.
 
+use regatta_draw::bar::LEVELS;
 use regatta_model::bench::{PairEndpoint, PairMatrices, PairMatrix};
 
 use super::diagnose::messages::short;
-
-/// From worst to best.
-const GLYPHS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// Width of a value with its glyph and a space.
 const CELL: usize = 7;
@@ -56,7 +54,7 @@ impl ColorScale {
     }
 
     fn glyph(self, value: f64) -> char {
-        GLYPHS[self.step(value, GLYPHS.len())]
+        LEVELS[self.step(value, LEVELS.len())]
     }
 }
 

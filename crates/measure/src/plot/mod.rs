@@ -6,7 +6,7 @@ mod html;
 
 use regatta_draw::axis::PlotAxis;
 use regatta_draw::legend::{Symbol, legend};
-use regatta_draw::plot::{LinePlot, Series};
+use regatta_draw::plot::{LinePlot, Series, TickLabel};
 use regatta_draw::svg::{Document, Rect, Svg};
 use regatta_model::units::format_bytes;
 use regatta_model::{BenchResult, Operation};
@@ -111,11 +111,11 @@ fn drawing(operation: &Operation, place: BufferMode, panels: &[(Metric, Vec<Seri
 fn draw_panel(svg: &mut Svg, area: Rect, metric: Metric, all: &[Series]) {
     let points = || all.iter().flat_map(|series| &series.points);
     let (sizes, values) = (points().map(|(size, _)| size.max(1.0)), points().map(|(_, y)| *y));
-    let (title, y_axis, y_label): (_, _, fn(f64) -> String) = match metric {
+    let (title, y_axis, y_label): (_, _, TickLabel) = match metric {
         Metric::Time => ("time", PlotAxis::log(10.0, values), time),
         _ => (metric.name(), PlotAxis::from_zero(values), plain),
     };
-    let bytes: fn(f64) -> String = |size| format_bytes(size as u64);
+    let bytes: TickLabel = |size| format_bytes(size as u64);
     let plot = LinePlot {
         title,
         axes: (PlotAxis::log(2.0, sizes), y_axis),

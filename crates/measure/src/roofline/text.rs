@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use regatta_model::{CpuSet, RankRoofline, RooflineKind, text_table};
+use regatta_draw::table;
+use regatta_model::{CpuSet, RankRoofline, RooflineKind};
 
 use super::outliers::Outliers;
 
@@ -20,7 +21,7 @@ pub fn table(rooflines: &[RankRoofline], outliers: &Outliers) -> Vec<String> {
         cells
     };
     let rows: Vec<_> = rooflines.iter().map(row).collect();
-    text_table::align(&header, &rows, &[1, 2, 3, 6, 8]).lines().map(str::to_owned).collect()
+    table::align(&header, &rows, &[1, 2, 3, 6, 8]).lines().map(str::to_owned).collect()
 }
 
 /// One sentence per outlier, the slowest first.

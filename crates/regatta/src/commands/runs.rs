@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
+use regatta_draw::table;
 use regatta_model::run_folder::ROOT;
-use regatta_model::{text_table, units};
+use regatta_model::units;
 
 use crate::cli::{ERROR, FAINT, GOOD, WARNING};
 use crate::output;
@@ -114,7 +115,7 @@ fn table(runs: &[RunSummary]) -> String {
     };
     let rows: Vec<Vec<String>> = runs.iter().map(row).collect();
     let header = ["run", "kind", "state", "start (UTC)", "step", "loss", "val", "size"];
-    let text = text_table::align(&header, &rows, &[0, 1, 2, 3]);
+    let text = table::align(&header, &rows, &[0, 1, 2, 3]);
     let (header, lines) = text.split_once('\n').unwrap_or((&text, ""));
     let colored = runs.iter().zip(lines.lines()).map(|(run, line)| colored(run.state, line));
     format!("{FAINT}{header}{FAINT:#}\n{}", colored.collect::<String>())

@@ -1,6 +1,8 @@
 //! A progress bar on the terminal.
 
+use regatta_draw::bar;
 use regatta_measure::collectives::BenchProgress;
+use regatta_model::units::format_duration;
 
 use crate::commands::launch::QueuedOutput;
 use crate::output::{self, Stream};
@@ -54,18 +56,11 @@ impl Drop for ProgressBar {
 
 fn line(progress: &BenchProgress) -> String {
     let BenchProgress { task, done, total, eta_s } = progress;
-    let full = done * WIDTH / (*total).max(1);
-    let bar: String = (0..WIDTH).map(|at| if at < full { '█' } else { '░' }).collect();
-    format!("{bar} {done}/{total}  {task}  {}", eta(*eta_s))
-}
-
-fn eta(seconds: f64) -> String {
-    match seconds.ceil() as u64 {
-        0 => String::new(),
-        s @ ..60 => format!("ETA {s} s"),
-        s @ ..3600 => format!("ETA {} min {} s", s / 60, s % 60),
-        s => format!("ETA {} h {} min", s / 3600, s % 3600 / 60),
-    }
+    let eta = match eta_s.ceil() {
+        0.0 => String::new(),
+        seconds => format!("ETA {}", format_duration(seconds)),
+    };
+    format!("{} {done}/{total}  {task}  {eta}", bar::progress(*done, *total, WIDTH))
 }
 
 #[cfg(test)]
@@ -77,6 +72,10 @@ mod tests {
         let task = "all-reduce of 8 bytes".to_owned();
         let text = line(&BenchProgress { task, done: 1, total: 2, eta_s: 61.2 });
         assert_eq!(text, "████████████░░░░░░░░░░░░ 1/2  all-reduce of 8 bytes  ETA 1 min 2 s");
-        assert_eq!([eta(0.0), eta(59.0), eta(7300.0)], ["", "ETA 59 s", "ETA 2 h 1 min"]);
+        for (seconds, end) in [(0.0, " x  "), (59.0, " ETA 59 s"), (7300.0, " ETA 2 h 1 min")] {
+            let text =
+                line(&BenchProgress { task: "x".to_owned(), done: 2, total: 2, eta_s: seconds });
+            assert!(text.ends_with(end), "{text}");
+        }
     }
 }

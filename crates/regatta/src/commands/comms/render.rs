@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use regatta_model::text_table;
+use regatta_draw::table;
 use regatta_model::units::{format_bytes, format_elapsed, format_time, pluralize};
 use regatta_observe::comms::CommsReport;
 use regatta_observe::comms::report::{CommunicatorRow, InFlight, RankRow, SizeRow, Summary};
@@ -64,7 +64,7 @@ fn section(
     if rows.is_empty() {
         return String::new();
     }
-    let table = text_table::align(header, rows, left);
+    let table = table::align(header, rows, left);
     let (first, rest) = table.split_once('\n').unwrap_or((&table, ""));
     let more = match more {
         0 => String::new(),
@@ -135,9 +135,9 @@ fn histogram(rows: &[SizeRow]) -> String {
             micros(row.mean_us),
             micros(row.median_us),
             micros(row.p99_us),
-            text_table::format_value(row.algbw_gb_s),
-            text_table::format_value(row.busbw_gb_s),
-            text_table::format_value(transfer.and_then(|transfer| transfer.busbw_gb_s)),
+            table::format_value(row.algbw_gb_s),
+            table::format_value(row.busbw_gb_s),
+            table::format_value(transfer.and_then(|transfer| transfer.busbw_gb_s)),
             variant(row),
         ]
     };

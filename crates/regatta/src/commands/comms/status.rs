@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
+use regatta_draw::table;
 use regatta_events::operation::{Communicator, OperationKind};
 use regatta_events::status::{CommunicatorStatus, CurrentOperation, Status};
 use regatta_model::units::{format_elapsed, pluralize};
-use regatta_model::{Document, document, text_table};
+use regatta_model::{Document, document};
 use regatta_observe::comms::Attempts;
 use regatta_observe::read::comms::read_status;
 use serde::{Deserialize, Serialize};
@@ -189,7 +190,7 @@ fn render(report: &StatusReport) -> String {
         "in flight",
         "for",
     ];
-    let table = text_table::align(&header, &rows, &[1, 2, 3, 7]);
+    let table = table::align(&header, &rows, &[1, 2, 3, 7]);
     let (first, rest) = table.split_once('\n').unwrap_or((&table, ""));
     let unreadable = match report.unreadable.len() {
         0 => String::new(),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use regatta_discover::job_state::JobState;
-use regatta_model::text_table;
+use regatta_draw::table;
 use regatta_observe::read::Progress;
 
 use super::{JobEntry, TaskEntry};
@@ -22,7 +22,7 @@ pub fn table(jobs: &[JobEntry], with_tasks: bool) -> String {
         .collect();
     let (states, rows): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
     let header = ["job", "name", "state", "nodes", "elapsed", "limit", "progress", "run", "reason"];
-    let text = text_table::align(&header, &rows, &[0, 1, 2, 6, 7, 8]);
+    let text = table::align(&header, &rows, &[0, 1, 2, 6, 7, 8]);
     let (header, lines) = text.split_once('\n').unwrap_or((&text, ""));
     let lines = states.into_iter().zip(lines.lines()).map(|(state, line)| colored(state, line));
     format!("{FAINT}{header}{FAINT:#}\n{}", lines.collect::<String>())

@@ -20,8 +20,8 @@ use serde::Serialize;
 use crate::cli::{HEADING, MapArgs};
 use crate::output;
 use regatta_draw::frame::TerminalOptions;
+use regatta_draw::table::table;
 use regatta_launch::discovery::PlacedJob;
-use regatta_model::text_table::table;
 use regatta_observe::view::node;
 
 /// Runs the command.

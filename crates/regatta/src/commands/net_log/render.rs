@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write;
 
 use anstyle::Style;
-use regatta_model::text_table;
+use regatta_draw::table;
 use regatta_model::units::pluralize;
 use regatta_observe::net_log::NetReport;
 use regatta_observe::net_log::report::{Finding, Level, RankReport, describe_ranks};
@@ -86,7 +86,7 @@ fn groups(report: &NetReport) -> String {
     };
     let rows: Vec<Vec<String>> = report.groups.iter().take(MAX_GROUPS).map(row).collect();
     let header = ["ranks", "count", "hosts", "between nodes", "GPUDirect RDMA", "inside the node"];
-    let table = text_table::align(&header, &rows, &[0, 2, 3, 4, 5]);
+    let table = table::align(&header, &rows, &[0, 2, 3, 4, 5]);
     let (first, rest) = table.split_once('\n').unwrap_or((&table, ""));
     let more = match report.groups.len().saturating_sub(MAX_GROUPS) {
         0 => String::new(),

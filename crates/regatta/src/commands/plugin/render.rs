@@ -6,7 +6,7 @@ use regatta_doctor::plugin::environment::SelectedPlugin;
 use regatta_doctor::plugin::kind::version_list;
 use regatta_doctor::plugin::report::{KindUse, ReleaseUse};
 use regatta_doctor::plugin::{Interface, LibraryReport, PluginReport};
-use regatta_model::text_table;
+use regatta_draw::table;
 
 use crate::cli::{ERROR, FAINT, GOOD, HEADING};
 use regatta_draw::text::sanitize;
@@ -31,7 +31,7 @@ fn selected(report: &PluginReport) -> String {
         vec![selected.kind.name().to_owned(), sanitize(&by), sanitize(&library)]
     };
     let rows: Vec<Vec<String>> = report.selected.iter().map(row).collect();
-    let table = text_table::align(&["kind", "selected by", "library"], &rows, &[0, 1, 2]);
+    let table = table::align(&["kind", "selected by", "library"], &rows, &[0, 1, 2]);
     let mut text = faint_header(&table);
     for problem in report.selected.iter().filter_map(|selected| selected.problem.as_ref()) {
         let _ = writeln!(text, "{ERROR}failure{ERROR:#}: {}", sanitize(problem));
@@ -108,7 +108,7 @@ fn releases(report: &LibraryReport) -> String {
     };
     let rows: Vec<Vec<String>> = report.releases.iter().map(row).collect();
     let left: Vec<usize> = (0..header.len()).collect();
-    format!("\n{}\n", faint_header(&text_table::align(&header, &rows, &left)))
+    format!("\n{}\n", faint_header(&table::align(&header, &rows, &left)))
 }
 
 fn cell(kind: &KindUse) -> String {

@@ -1,6 +1,11 @@
 //! The dashboard and the log lines of a run, as text for a terminal of any size. No I/O.
 
 use anstyle::{AnsiColor, Style};
+use regatta_draw::bar;
+use regatta_draw::layout::{Content, Section, stack};
+use regatta_draw::line::{BOLD, DIM, PLAIN, StyledLine, flow};
+use regatta_draw::screen::TerminalSize;
+use regatta_draw::terminal_plot::{Layer, TerminalPlot};
 use regatta_model::units::{
     format_duration, format_elapsed, format_memory, format_si, format_si_unit, format_time,
     pluralize,
@@ -9,7 +14,6 @@ use regatta_train::metrics::{EndReason, GpuMemory, RunInfo, Summary};
 
 use super::format::{format_count, format_loss, format_params, format_token_rate};
 use super::history::{PHASES, RunHistory, gemm_percentage};
-use super::loss_plot::{self, LossPlot, VAL_MARKER};
 use super::usage;
 use crate::cli::{FAINT, GOOD, HEADING, WARNING};
 use crate::shell::quote;
@@ -35,61 +39,50 @@ const PHASE_STYLES: [(char, Style); PHASES] = [
     ('·', Style::new().dimmed()),
 ];
 
-/// Size of a terminal in characters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TerminalSize {
-    /// Columns.
-    pub width: usize,
-    /// Rows.
-    pub height: usize,
-}
+/// Style of training losses.
+const TRAIN_STYLE: Style = AnsiColor::Cyan.on_default();
+/// Style and marker of validation losses.
+const VAL_STYLE: Style = AnsiColor::Yellow.on_default().bold();
+const VAL_MARKER: char = 'o';
 
 /// Renders the dashboard. It never exceeds the terminal: in a low one, metrics take precedence over
 /// the loss plot, and the plot over step times, header and footer; in a narrow one, it is a single line.
-pub fn render(history: &RunHistory, size: TerminalSize, now: f64) -> Vec<String> {
+pub fn render(history: &RunHistory, size: TerminalSize, now: f64) -> Vec<StyledLine> {
     // The last column stays empty, because terminals differ in whether a full line wraps.
     let width = size.width.saturating_sub(1);
     if size.width < MIN_WIDTH {
         let loss = history.last_step.as_ref().map(|step| format_loss(step.loss));
         let loss = loss.map_or_else(String::new, |loss| format!("{VALUE_GAP}loss {loss}"));
-        return vec![fit(&(progress_text(history, now) + &loss), width)];
+        return vec![fit(&(progress_text(history, now) + &loss), PLAIN, width)];
     }
-    let rows = size.height.saturating_sub(1).max(1);
+    let styled = |lines: Vec<String>, style: Style| {
+        Content::Lines(lines.iter().map(|line| fit(line.trim_end(), style, width)).collect())
+    };
     let mut metrics = vec![progress_bar(history, width, now)];
     metrics.extend(wrap(&current_metrics(history), VALUE_GAP, width));
-    metrics.truncate(rows);
-    let mut free = rows - metrics.len();
+    let plot = |rows: usize| draw_losses(history, width, rows);
     let min_plot = if history.train_losses.points().is_empty() { 0 } else { MIN_PLOT_ROWS };
-    let plot_rows = if free >= min_plot { min_plot } else { 0 };
-    free -= plot_rows;
-    let mut if_fits = |mut lines: Vec<String>| {
-        if lines.len() > free {
-            lines.clear();
-        }
-        free -= lines.len();
-        lines
-    };
-    let times = if_fits(step_times(history, width));
-    let header = if_fits(header(&history.about, width));
-    let footer = if_fits(vec![footer(history, width)]);
-    let plot = LossPlot {
-        train: history.train_losses.points(),
-        val: history.val_losses.points(),
-        steps: history.steps() as f64,
-    };
-    let plot = match plot_rows {
-        0 => Vec::new(),
-        rows => loss_plot::draw(&plot, width, rows + free),
-    };
-    let title = |line: &String| format!("{HEADING}{}{HEADING:#}", fit(line, width));
-    let metrics = metrics.iter().map(|line| fit(line.trim_end(), width));
-    let upper = header.iter().map(title).chain(metrics);
-    upper.chain(plot).chain(times).chain(footer).collect()
+    let sections = vec![
+        Section { order: 3, content: styled(header(&history.about, width), BOLD) },
+        Section { order: 0, content: styled(metrics, PLAIN) },
+        Section { order: 1, content: Content::Fill(min_plot, &plot) },
+        Section { order: 2, content: Content::Lines(step_times(history, width)) },
+        Section { order: 4, content: Content::Lines(vec![footer(history, width)]) },
+    ];
+    stack(sections, size.height.saturating_sub(1).max(1))
 }
 
-/// Truncates a line without escape sequences.
-fn fit(line: &str, width: usize) -> String {
-    truncate(line, width, '…')
+/// The plot of the losses over the steps of the run.
+fn draw_losses(history: &RunHistory, width: usize, rows: usize) -> Vec<StyledLine> {
+    let train = Layer { points: history.train_losses.points(), style: TRAIN_STYLE, marker: None };
+    let points = history.val_losses.points();
+    let val = Layer { points, style: VAL_STYLE, marker: Some(VAL_MARKER) };
+    TerminalPlot { layers: &[train, val], x_max: history.steps() as f64 }.draw(width, rows)
+}
+
+/// Truncates a line.
+fn fit(line: &str, style: Style, width: usize) -> StyledLine {
+    StyledLine::new(truncate(line, width, '…'), style)
 }
 
 /// A name from outside, safe to print.
@@ -149,9 +142,8 @@ fn progress_bar(history: &RunHistory, width: usize, now: f64) -> String {
     let (usual, now) = (bar_width(&longest), bar_width(&text));
     let bar_width = [usual.min(now), now].into_iter().find(|width| *width >= 8);
     let Some(bar_width) = bar_width else { return text };
-    let fraction = history.done().min(steps) as f64 / steps as f64;
-    let filled = (fraction * bar_width as f64).floor() as usize;
-    format!("{}{}  {text}", "█".repeat(filled), "░".repeat(bar_width - filled))
+    let done = history.done().min(steps);
+    format!("{}  {text}", bar::progress(done as usize, steps as usize, bar_width))
 }
 
 /// The step in progress, if it takes long: `step 1/1000  micro-batch 12/480`, or its time if it has one
@@ -202,56 +194,42 @@ fn token_rate(history: &RunHistory) -> Option<f64> {
 }
 
 /// The step time as a bar of its phases, with a legend.
-fn step_times(history: &RunHistory, width: usize) -> Vec<String> {
+fn step_times(history: &RunHistory, width: usize) -> Vec<StyledLine> {
     let times = history.step_times();
     let phases = times.phases();
     let sum: f64 = phases.iter().map(|(_, seconds)| seconds).sum();
     if sum <= 0.0 || !sum.is_finite() {
         return Vec::new();
     }
-    let label = format!("{}/step ", format_time(times.step));
-    let bar_width = width.saturating_sub(label.chars().count());
-    let mut bar = label;
-    let (mut elapsed, mut drawn) = (0.0, 0);
-    let mut legend = Vec::new();
-    let styles = PHASE_STYLES.into_iter().zip(history.visible_phases);
-    for ((phase, seconds), ((pattern, style), is_visible)) in phases.iter().zip(styles) {
-        elapsed += seconds;
-        // Rounds the ends of the segments, not their lengths, so that these add up to the bar.
-        let end = (elapsed / sum * bar_width as f64).round() as usize;
-        let segment = pattern.to_string().repeat(end.saturating_sub(drawn));
-        bar.push_str(&format!("{style}{segment}{style:#}"));
-        drawn = end.max(drawn);
-        let percent = seconds / sum * 100.0;
-        if is_visible {
-            // Communication overlapped with computation takes no step time.
-            let exposed = if *phase == "communication" { "exposed " } else { "" };
-            legend.push(format!("{pattern} {exposed}{phase} {percent:>2.0}%"));
-        }
-    }
-    let legend = wrap(&legend, VALUE_GAP, width).into_iter();
-    [bar].into_iter().chain(legend.map(|line| colour_legend(&fit(&line, width)))).collect()
-}
-
-/// Colours the patterns in a line of the legend.
-fn colour_legend(line: &str) -> String {
-    let colour = |line: String, (pattern, style): (char, Style)| {
-        line.replace(pattern, &format!("{style}{pattern}{style:#}"))
-    };
-    PHASE_STYLES.into_iter().fold(line.to_owned(), colour)
+    let parts = PHASE_STYLES.into_iter().zip(phases);
+    let parts: Vec<_> = parts.map(|((pattern, style), (_, s))| (pattern, style, s)).collect();
+    let mut bar = StyledLine::new(format!("{}/step ", format_time(times.step)), PLAIN);
+    bar.append(bar::stacked(&parts, width.saturating_sub(bar.width())));
+    let shown = parts.iter().zip(phases).zip(history.visible_phases).filter(|(_, shown)| *shown);
+    let entries = shown.map(|(((pattern, style, seconds), (phase, _)), _)| {
+        // Communication overlapped with computation takes no step time.
+        let exposed = if phase == "communication" { "exposed " } else { "" };
+        let mut entry = StyledLine::new(*pattern, *style);
+        entry.push(format!(" {exposed}{phase} {:>2.0}%", seconds / sum * 100.0), PLAIN);
+        entry
+    });
+    let mut lines = flow(entries, VALUE_GAP.len(), width);
+    lines.iter_mut().for_each(|line| line.truncate(width, '…'));
+    lines.insert(0, bar);
+    lines
 }
 
 /// Legend of the plot, last checkpoint and run folder; after a signal, what it does.
-fn footer(history: &RunHistory, width: usize) -> String {
+fn footer(history: &RunHistory, width: usize) -> StyledLine {
     if let Some(note) = history.signal_note.as_ref().filter(|_| history.summary.is_none()) {
-        return format!("{WARNING}{}{WARNING:#}", fit(note, width));
+        return fit(note, WARNING, width);
     }
     let mut text = format!("⠒ train  {VAL_MARKER} val");
     if let Some(step) = history.checkpoint {
         text.push_str(&format!("{ITEM_GAP}checkpoint at step {step}"));
     }
     text.push_str(&format!("{ITEM_GAP}{}", name(&history.about.folder)));
-    format!("{FAINT}{}{FAINT:#}", fit(&text, width))
+    fit(&text, DIM, width)
 }
 
 /// The first lines of a log.

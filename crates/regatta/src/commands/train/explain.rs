@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use anyhow::Result;
+use regatta_draw::table;
 use regatta_model::CpuSet;
-use regatta_model::text_table;
 use regatta_model::units::{format_memory, format_si_unit, pluralize};
 use regatta_predict::axis::Axis;
 use regatta_predict::explain::{ExplainedRank, Explanation, RankClass};
@@ -156,7 +156,7 @@ fn mesh(all: &Explanation) -> Vec<String> {
     let rows: Vec<_> = all.ranks.iter().map(row).collect();
     let header = ["rank", "host", "dp", "cp", "tp", "pp", "blocks"].into_iter();
     let header: Vec<_> = header.filter(|name| has_hosts || *name != "host").collect();
-    text_table::table(&header, &rows)
+    table::table(&header, &rows)
 }
 
 /// The process groups of rank 0. Those of other ranks have the same strides.
@@ -177,7 +177,7 @@ fn groups(all: &Explanation) -> Vec<String> {
     if let Some(host) = &all.ranks[0].host {
         rows.push(row(host, "-", &|rank| rank.host.as_ref() == Some(host)));
     }
-    text_table::table(&["group", "splits", "size", "ranks in rank 0's group"], &rows)
+    table::table(&["group", "splits", "size", "ranks in rank 0's group"], &rows)
 }
 
 /// Ranks and blocks of each pipeline stage.
@@ -235,7 +235,7 @@ fn byte_table(
 /// A table of at most [`MAX_ROWS`] rows.
 fn truncated_table(header: &[&str], rows: &[Vec<String>]) -> Vec<String> {
     let shown = rows.len().min(MAX_ROWS);
-    let mut lines = text_table::table(header, &rows[..shown]);
+    let mut lines = table::table(header, &rows[..shown]);
     if rows.len() > shown {
         lines.push(format!("... and {} more rows; --json prints all", rows.len() - shown));
     }

@@ -1,7 +1,7 @@
 //! Lists of configuration keys and presets.
 
 use anyhow::Result;
-use regatta_model::text_table;
+use regatta_draw::table;
 use regatta_train::config::{PRESETS, keys_text};
 
 use super::format::format_params;
@@ -32,6 +32,6 @@ pub fn print_presets() -> Result<()> {
         let parameters = format!("{tilde}{}", format_params(parameters as f64));
         rows.push(vec![preset.name.to_owned(), parameters, preset.description()]);
     }
-    let table = text_table::table(&["preset", "parameters", "description"], &rows).join("\n");
+    let table = table::table(&["preset", "parameters", "description"], &rows).join("\n");
     output::print(&format!("{table}\n{FAINT}{ASSUMED_VOCABULARY}{FAINT:#}\n"))
 }

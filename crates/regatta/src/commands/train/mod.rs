@@ -7,7 +7,6 @@ mod format;
 mod gpu_trace;
 mod history;
 mod listing;
-mod loss_plot;
 mod options;
 mod parent;
 mod preflight;

@@ -3,9 +3,10 @@
 use std::io::{self, IsTerminal, Write};
 
 use anstream::adapter::strip_str;
+use regatta_draw::screen::{DEFAULT_SIZE, InlineScreen, TerminalSize};
 use regatta_train::metrics::Event;
 
-use super::dashboard::{self, TerminalSize};
+use super::dashboard;
 use super::history::RunHistory;
 use crate::cli::WARNING;
 use regatta_draw::text::sanitize;
@@ -44,9 +45,6 @@ impl OutputMode {
     }
 }
 
-/// Size of a terminal of unknown size.
-const DEFAULT_SIZE: TerminalSize = TerminalSize { width: 80, height: 24 };
-
 /// The size of the terminal, if this process may draw on it.
 pub type GetSize = Box<dyn FnMut() -> Option<TerminalSize> + Send>;
 
@@ -79,8 +77,7 @@ pub struct TerminalOutput<W: Write> {
     out: W,
     size: GetSize,
     pub history: RunHistory,
-    /// Widths of the dashboard lines now on the terminal.
-    drawn: Vec<usize>,
+    screen: InlineScreen,
     drawn_at: f64,
     /// Time of the last log line.
     logged_at: f64,
@@ -109,7 +106,7 @@ impl<W: Write> TerminalOutput<W> {
             out,
             size,
             history: RunHistory::default(),
-            drawn: Vec::new(),
+            screen: InlineScreen::default(),
             drawn_at: f64::NEG_INFINITY,
             logged_at: 0.0,
             logged_progress: String::new(),
@@ -136,7 +133,7 @@ impl<W: Write> TerminalOutput<W> {
     /// Redraws the dashboard, to update the ETA between events.
     pub fn refresh(&mut self, now: f64) {
         let is_running = self.is_dashboard() && self.history.summary.is_none();
-        if is_running && !self.drawn.is_empty() && now - self.drawn_at >= MIN_REDRAW_INTERVAL {
+        if is_running && self.screen.is_drawn() && now - self.drawn_at >= MIN_REDRAW_INTERVAL {
             self.draw(now);
         }
     }
@@ -144,10 +141,10 @@ impl<W: Write> TerminalOutput<W> {
     /// Leaves the dashboard as it is, with the cursor below it, and draws no more: the terminal belongs to
     /// the shell (Ctrl-Z), or the run is being killed.
     pub fn stop_drawing(&mut self, now: f64) {
-        if !self.drawn.is_empty() {
+        if self.screen.is_drawn() {
             // The terminal has echoed ^Z or ^C.
             self.write("\r\x1b[K");
-            self.drawn.clear();
+            self.screen.keep();
         }
         self.stopped_at.get_or_insert(now);
     }
@@ -163,14 +160,13 @@ impl<W: Write> TerminalOutput<W> {
 
     /// Erases the dashboard before other output. The next event redraws it.
     pub fn hide_dashboard(&mut self) {
-        if !self.drawn.is_empty()
-            && let Some(size) = (self.size)()
-        {
-            // Line by line: terminals save a screen that is erased from its first line in the scrollback.
-            let rows = "\x1b[1A\x1b[2K".repeat(self.drawn_rows(size.width));
-            self.write(&format!("\r\x1b[2K{rows}"));
+        match (self.size)() {
+            Some(size) => {
+                let erase = self.screen.erase(size.width);
+                self.write(&erase);
+            }
+            None => self.screen.keep(),
         }
-        self.drawn.clear();
     }
 
     fn is_dashboard(&self) -> bool {
@@ -214,7 +210,7 @@ impl<W: Write> TerminalOutput<W> {
             Event::End(_) => {
                 // The last dashboard stays, with the summary below it.
                 self.draw(now);
-                self.drawn.clear();
+                self.screen.keep();
                 let width = (self.size)().unwrap_or(DEFAULT_SIZE).width.saturating_sub(1);
                 let below = std::mem::take(&mut self.samples) + &self.event_text(event, width);
                 self.print(&below);
@@ -230,31 +226,15 @@ impl<W: Write> TerminalOutput<W> {
         }
     }
 
-    /// Draws the dashboard over the previous one, in a single write. The cursor is hidden only within
-    /// that write, so that it is visible however the process ends.
+    /// Draws the dashboard over the previous one, in a single write.
     fn draw(&mut self, now: f64) {
         let size = (self.size)().filter(|_| self.stopped_at.is_none());
-        let Some(size) = size else { return self.drawn.clear() };
+        let Some(size) = size else { return self.screen.keep() };
         let lines = dashboard::render(&self.history, size, now);
-        let up = match self.drawn_rows(size.width) {
-            0 => String::new(),
-            rows => format!("\r\x1b[{rows}A"),
-        };
-        let mut text = format!("\x1b[?25l{up}");
-        for line in &lines {
-            let shown = self.with_mode_colours(line);
-            text.push_str(&format!("{shown}\x1b[K\r\n"));
-        }
-        text.push_str("\x1b[J\x1b[?25h");
-        let width = |line: &String| strip_str(line).to_string().chars().count();
-        self.drawn = lines.iter().map(width).collect();
+        let colour = self.mode == OutputMode::Dashboard { colour: true };
+        let text = self.screen.draw(&lines, size.width, colour);
         self.drawn_at = now;
         self.write(&text);
-    }
-
-    /// Rows of the dashboard on the terminal. Lines wider than the terminal is now have been wrapped by it.
-    fn drawn_rows(&self, width: usize) -> usize {
-        self.drawn.iter().map(|line| line.div_ceil(width.max(1)).max(1)).sum()
     }
 
     /// The text of an event that is not part of the dashboard, with the summary wrapped to `width`.
@@ -285,14 +265,12 @@ impl<W: Write> TerminalOutput<W> {
 
     /// A write error does not end the run, whose folder has all metrics. Later text would follow a gap.
     fn write(&mut self, text: &str) {
-        if self.error.is_none() {
+        if self.error.is_none() && !text.is_empty() {
             let written = self.out.write_all(text.as_bytes());
             self.error = written.and_then(|()| self.out.flush()).err();
         }
     }
 }
 
-#[cfg(test)]
-mod screenshot;
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,7 @@
 //! Memory, traffic and disk I/O of ranks, expected and measured. No I/O.
 
+use regatta_draw::table;
 use regatta_model::CpuSet;
-use regatta_model::text_table;
 use regatta_model::units::{format_memory, format_si_unit};
 use regatta_predict::explain::PINNED;
 use regatta_train::metrics::{RankBytes, Summary};
@@ -54,7 +54,7 @@ fn group_by_table(ranks: &[RankBytes]) -> Vec<RankGroup> {
 fn group_table((ranks, rows): &RankGroup) -> Vec<String> {
     let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
     let title = format!("{noun} {}", ranks.iter().copied().collect::<CpuSet>());
-    text_table::table(&[&title, "expected", "measured"], rows)
+    table::table(&[&title, "expected", "measured"], rows)
 }
 
 fn table_rows(usage: &RankBytes) -> Vec<Vec<String>> {

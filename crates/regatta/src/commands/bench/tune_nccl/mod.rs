@@ -9,11 +9,12 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
+use regatta_draw::table;
 use regatta_launch::signal_catcher;
 use regatta_measure::collectives::nccl_names;
 use regatta_measure::request::BenchRequest;
 use regatta_model::run_folder;
-use regatta_model::{BenchResult, Operation, text_table, units};
+use regatta_model::{BenchResult, Operation, units};
 use regatta_nccl_tuning::candidate::{self, candidates};
 use regatta_nccl_tuning::fit::{self, SizeFit};
 use regatta_nccl_tuning::{Communicator, Function, Table};
@@ -135,7 +136,7 @@ fn summary(fits: &[SizeFit]) -> String {
     let mut text = String::new();
     for group in fits.chunk_by(|a, b| a.function == b.function) {
         let row = |fit: &SizeFit| {
-            let time = |time: Option<f64>| text_table::format_value(time);
+            let time = |time: Option<f64>| table::format_value(time);
             let shown = fit.chosen.or(fit.fastest);
             let ratio = shown.map(|one| format!("{:.2}x", fit.default_us / one.time_us));
             let best = match (fit.chosen, fit.fastest) {
@@ -159,7 +160,7 @@ fn summary(fits: &[SizeFit]) -> String {
         let header = ["size", "default (us)", "fastest (us)", "speedup", "choice"];
         let separator = if text.is_empty() { "" } else { "\n" };
         let head = group.first().map_or("", |fit| fit.function.name());
-        text += &format!("{separator}{head}\n{}", text_table::align(&header, &rows, &[0, 4]));
+        text += &format!("{separator}{head}\n{}", table::align(&header, &rows, &[0, 4]));
     }
     text
 }

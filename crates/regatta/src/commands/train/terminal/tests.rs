@@ -2,6 +2,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
+use regatta_draw::screenshot;
 use regatta_train::metrics::{EndReason, GpuMemory, RunInfo, StepMetrics, StepSeconds, Summary};
 
 use super::*;
@@ -101,7 +102,7 @@ fn history(steps: u64) -> RunHistory {
 
 fn render(history: &RunHistory, width: usize, height: usize, now: f64) -> Vec<String> {
     let lines = dashboard::render(history, TerminalSize { width, height }, now);
-    lines.iter().map(|line| strip_str(line).to_string()).collect()
+    lines.iter().map(|line| line.render(false)).collect()
 }
 
 #[test]
@@ -402,4 +403,34 @@ fn the_plot_uses_the_height_of_the_terminal() {
     for height in [24, 40, 60] {
         assert_eq!(render(&history(300), 80, height, 30.0).len(), height - 1);
     }
+}
+
+/// The step at which the recorded run is shown.
+const SHOWN_STEP: u64 = 600;
+
+/// `run.jsonl` has events of `regatta train --json`. After a change of the dashboard, update the drawing with
+/// `REGATTA_BLESS=1 cargo test -p regatta screenshot`.
+#[test]
+fn the_screenshot_in_the_documentation_shows_the_current_dashboard() {
+    let (mut history, mut start, mut now) = (RunHistory::default(), None, 0.0);
+    for line in include_str!("run.jsonl").lines() {
+        let event: Event = serde_json::from_str(line).unwrap();
+        if let Event::Step(step) = &event {
+            now = step.time - *start.get_or_insert(step.time);
+        }
+        history.on_event(&event, now);
+        if history.done() >= SHOWN_STEP {
+            break;
+        }
+    }
+    let size = TerminalSize { width: 101, height: 31 };
+    let lines = dashboard::render(&history, size, now);
+    let drawn = screenshot::svg(&lines, size.width - 1, "regatta train: the live display");
+    roxmltree::Document::parse(&drawn).unwrap();
+    let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/display.svg");
+    if std::env::var_os("REGATTA_BLESS").is_some() {
+        std::fs::write(&file, &drawn).unwrap();
+    }
+    let there = std::fs::read_to_string(&file).unwrap_or_default();
+    assert!(there == drawn, "docs/display.svg is out of date; REGATTA_BLESS=1 updates it");
 }
