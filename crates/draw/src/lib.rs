@@ -5,6 +5,7 @@
 
 pub mod axis;
 pub mod bar;
+pub mod escapes;
 pub mod frame;
 pub mod html;
 pub mod layout;

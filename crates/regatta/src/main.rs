@@ -8,7 +8,6 @@ mod options;
 mod output;
 mod plot_file;
 mod plugins;
-mod sanitize;
 mod shell;
 mod system;
 

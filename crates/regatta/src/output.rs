@@ -11,13 +11,13 @@ use std::path::Path;
 use anstream::{AutoStream, ColorChoice, adapter};
 use anyhow::{Context, Result, anyhow};
 use regatta_comm::bootstrap::host_name;
+use regatta_draw::escapes::keep_colours;
 use regatta_launch::run_folder::file_size_hint;
 use regatta_model::Warning;
 use rustix::fs::{Access, access, fstat};
 use rustix::io::{Errno, dup};
 
 use crate::cli::{ERROR, FAINT, WARNING};
-use crate::sanitize::sanitize;
 
 /// Prints a text to standard output.
 pub fn print(text: &str) -> Result<()> {
@@ -90,7 +90,7 @@ impl Stream {
 
     /// Text of another program for this stream: sanitized if it is a terminal.
     pub fn sanitized(self, text: &str) -> Cow<'_, str> {
-        if self.is_terminal() { sanitize(text).into() } else { text.into() }
+        if self.is_terminal() { keep_colours(text).into() } else { text.into() }
     }
 }
 

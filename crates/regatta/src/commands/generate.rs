@@ -18,7 +18,7 @@ use super::model_args::ModelArgs;
 use crate::cli::FAINT;
 use crate::options::{at_least, number};
 use crate::output::{self, Stream};
-use crate::sanitize::Sanitizer;
+use regatta_draw::escapes::Sanitizer;
 
 /// `regatta generate`.
 #[derive(Debug, Args)]

@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use regatta_discover::job_state::JobState;
+use regatta_draw::escapes::keep_colours;
 use regatta_draw::table;
 use regatta_observe::read::Progress;
 
 use super::{JobEntry, TaskEntry};
 use crate::cli::{ERROR, FAINT, GOOD, WARNING};
-use crate::sanitize::sanitize;
 
 /// One line per job, and per task of an array if `with_tasks`.
 pub fn table(jobs: &[JobEntry], with_tasks: bool) -> String {
@@ -65,7 +65,7 @@ fn shown_clock(seconds: Option<u64>) -> String {
 fn shown_reason(exit_code: Option<i32>, reason: Option<&str>) -> String {
     let code = exit_code.filter(|code| *code != 0).map(|code| format!("exit code {code}"));
     let parts: Vec<&str> = code.as_deref().into_iter().chain(reason).collect();
-    sanitize(&parts.join(", "))
+    keep_colours(&parts.join(", "))
 }
 
 fn state_name(state: Option<JobState>) -> &'static str {

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use regatta_draw::escapes::keep_colours;
 use regatta_launch::discovery::NO_SYSFS;
 use regatta_launch::lines::MergedLine;
 use regatta_launch::signals::is_termination_signal;
@@ -19,7 +20,6 @@ use super::options::LaunchOptions;
 use super::report;
 use crate::cli::FAINT;
 use crate::output::{self, Stream};
-use crate::sanitize::sanitize;
 
 /// Time after which lines for a blocked terminal are dropped, and after a termination signal those
 /// for any blocked reader.
@@ -108,7 +108,7 @@ impl Console {
         let stream = if line.stderr { Stream::Stderr } else { Stream::Stdout };
         let mut text = format!("{FAINT}[{prefix}]{FAINT:#} ");
         if self.writer(stream).is_terminal() {
-            let line = sanitize(&line.text);
+            let line = keep_colours(&line.text);
             let reset = if line.contains('\x1b') { RESET } else { "" };
             text.extend([&line, reset]);
         } else {

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, value_parser};
+use regatta_draw::escapes::keep_colours;
 use regatta_launch::subprocess::capture;
 use regatta_model::document;
 use regatta_place::batch::{
@@ -23,7 +24,6 @@ use crate::commands::net_log;
 use crate::options::{
     MAX_NODES, NamedValue, NetPlugin, NetPluginArgs, ProfileArgs, TunerArgs, one_of, positive,
 };
-use crate::sanitize::sanitize;
 use crate::{output, shell};
 use record::JobRecord;
 use site::Site;
@@ -234,7 +234,7 @@ fn submit(
     if !output.status.success() {
         let said = output.stderr.trim();
         let said = if said.is_empty() { output.stdout.trim() } else { said };
-        bail!("`{shown}` failed with {}: {}", output.status, sanitize(said));
+        bail!("`{shown}` failed with {}: {}", output.status, keep_colours(said));
     }
     let id = scheduler.parse_job_id(&output.stdout);
     let id = id.ok_or_else(|| anyhow!("`{shown}` printed no job ID: {:?}", output.stdout))?;

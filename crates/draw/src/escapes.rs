@@ -26,7 +26,7 @@ enum State {
 }
 
 /// The text without anything that changes the terminal other than its colours.
-pub fn sanitize(text: &str) -> String {
+pub fn keep_colours(text: &str) -> String {
     Sanitizer::default().push(text)
 }
 
@@ -111,7 +111,7 @@ mod tests {
             ("unterminated \x1b]0;x\nnext line", Some("unterminated \nnext line")),
             ("grüße 你好 🚣", None),
         ] {
-            assert_eq!(sanitize(text), expected.unwrap_or(text), "{text:?}");
+            assert_eq!(keep_colours(text), expected.unwrap_or(text), "{text:?}");
         }
     }
 
@@ -135,7 +135,7 @@ mod tests {
     proptest! {
         #[test]
         fn only_colours_remain(text in hostile()) {
-            let plain = without_colours(&sanitize(&text));
+            let plain = without_colours(&keep_colours(&text));
             prop_assert!(!plain.chars().any(|c| c.is_control() && c != '\t' && c != '\n'));
         }
 
@@ -146,18 +146,18 @@ mod tests {
             let mut sanitizer = Sanitizer::default();
             let first = sanitizer.push(&first.iter().collect::<String>());
             let second = sanitizer.push(&second.iter().collect::<String>());
-            prop_assert_eq!(first + &second, sanitize(&text));
+            prop_assert_eq!(first + &second, keep_colours(&text));
         }
 
         #[test]
         fn sanitized_text_is_unchanged(text in hostile()) {
-            let once = sanitize(&text);
-            prop_assert_eq!(sanitize(&once), once);
+            let once = keep_colours(&text);
+            prop_assert_eq!(keep_colours(&once), once);
         }
 
         #[test]
         fn text_without_control_characters_is_unchanged(text in "\\PC{0,40}") {
-            prop_assert_eq!(sanitize(&text), text);
+            prop_assert_eq!(keep_colours(&text), text);
         }
     }
 }
