@@ -1,6 +1,6 @@
 //! Styled text lines of known width.
 
-use anstyle::{Ansi256Color, Style};
+use anstyle::{Ansi256Color, AnsiColor, Style};
 
 use crate::palette::{RANKS, rank_index};
 use crate::text::truncate;
@@ -11,6 +11,13 @@ pub const PLAIN: Style = Style::new();
 pub const DIM: Style = Style::new().dimmed();
 /// Bold.
 pub const BOLD: Style = Style::new().bold();
+
+/// Errors.
+pub const ERROR: Style = AnsiColor::Red.on_default().bold();
+/// Warnings.
+pub const WARNING: Style = AnsiColor::Yellow.on_default().bold();
+/// Success.
+pub const GOOD: Style = AnsiColor::Green.on_default().bold();
 
 /// Black on the colour of a local rank.
 pub fn rank_style(rank: u32) -> Style {

@@ -11,11 +11,13 @@ pub mod hostlist;
 pub mod job;
 pub mod machine;
 pub mod placement;
+pub mod rank_bytes;
 pub mod result;
 pub mod run_folder;
 pub mod shell;
 pub mod suggest;
 pub mod text;
+pub mod train_event;
 pub mod units;
 
 pub use allocation::{AllocatedNode, Allocation, Distribution, Launcher, RankId, Scheduler};

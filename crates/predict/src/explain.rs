@@ -13,14 +13,11 @@ use crate::mesh::{Mesh, MeshCoord};
 use crate::pipeline::{
     ChunkCosts, Schedule, SimulateError, StageError, Timeline, balance, block_costs, simulate,
 };
-use crate::rank_bytes::{DiskIoBytes, PeakBytes, SentBytes};
 use crate::shape::ModelShape;
+use regatta_model::rank_bytes::{DiskIoBytes, PINNED, PeakBytes, SentBytes};
 
 /// The largest number of ranks that is explained.
 pub const MAX_RANKS: usize = 1 << 16;
-
-/// Name of pinned host memory among the memory of a rank.
-pub const PINNED: &str = "pinned host memory";
 
 /// An explained configuration.
 #[derive(Debug, Clone, Serialize)]

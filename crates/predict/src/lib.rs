@@ -9,7 +9,6 @@ pub mod logit_chunks;
 pub mod memory_check;
 pub mod mesh;
 pub mod pipeline;
-pub mod rank_bytes;
 pub mod shape;
 #[doc(hidden)]
 pub mod testing;

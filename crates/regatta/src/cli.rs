@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use anstyle::{AnsiColor, Style};
+use anstyle::AnsiColor;
 use clap::builder::Styles;
 use clap::{Args, Parser, Subcommand};
 use regatta_launch::agent_launcher::command::AgentLauncher;
@@ -30,16 +30,8 @@ use crate::options::{
     one_of, positive,
 };
 
-/// Style of errors.
-pub const ERROR: Style = AnsiColor::Red.on_default().bold();
-/// Style of warnings.
-pub const WARNING: Style = AnsiColor::Yellow.on_default().bold();
-/// Style of success.
-pub const GOOD: Style = AnsiColor::Green.on_default().bold();
-/// Style of headings.
-pub const HEADING: Style = Style::new().bold();
-/// Style of explanations.
-pub const FAINT: Style = Style::new().dimmed();
+/// Styles of headings, explanations, errors, success and warnings.
+pub use regatta_draw::line::{BOLD as HEADING, DIM as FAINT, ERROR, GOOD, WARNING};
 
 /// Longest grace period, in seconds.
 const MAX_GRACE: i64 = 31 * 86_400;

@@ -2,3 +2,4 @@
 
 pub mod comms;
 pub mod node;
+pub mod train;

@@ -3,7 +3,7 @@
 use super::RankModel;
 use super::block_classes::BlockClass;
 use crate::layout::{StateTiers, Tier};
-use crate::rank_bytes::IoBytes;
+use regatta_model::rank_bytes::IoBytes;
 
 impl RankModel<'_> {
     /// Bytes read and written per step: offloaded state once for the update, parameters also for every

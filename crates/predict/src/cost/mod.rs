@@ -21,8 +21,8 @@ use crate::axis::Axis;
 use crate::layout::ParallelLayout;
 use crate::mesh::MeshCoord;
 use crate::pipeline::{Stage, StageError};
-use crate::rank_bytes::IoBytes;
 use crate::shape::ModelShape;
+use regatta_model::rank_bytes::IoBytes;
 
 /// Element sizes and recomputation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -49,7 +49,7 @@ pub fn explain(resolved: &Resolved, ranks: usize, per_host: Option<usize>) -> Re
 mod tests {
     use super::*;
     use crate::config::resolve;
-    use regatta_predict::rank_bytes::PeakBytes;
+    use regatta_model::rank_bytes::PeakBytes;
 
     fn explained(words: &str, ranks: usize, per_host: Option<usize>) -> Explanation {
         let words: Vec<&str> = words.split_whitespace().collect();

@@ -4,15 +4,14 @@
 //! never end the training.
 
 mod crc32c;
-mod event;
 mod json_lines;
 mod recorder;
 mod tensorboard;
 
-pub use event::{EndReason, Event, RankBytes, RunInfo, Summary};
 pub use json_lines::JsonLines;
 pub use recorder::Recorder;
 pub use regatta_model::run_folder::{GpuMemory, StepMetrics, StepSeconds};
+pub use regatta_model::train_event::{EndReason, Event, RankBytes, RunInfo, Summary};
 pub use tensorboard::TensorBoard;
 
 /// Model FLOPs per token, as counted by [`regatta_predict::shape::ModelShape::training_flops_per_token`]: L layers,

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 
-use regatta_predict::rank_bytes::IoBytes;
+use regatta_model::rank_bytes::IoBytes;
 
 use super::disk_tier::{DiskRead, DiskTier, DiskWrite};
 use super::host_tier::HostTier;

@@ -7,7 +7,7 @@ use regatta_comm::{DType, Event};
 use regatta_device::HostTensor;
 use regatta_device::ops::Device;
 use regatta_device::tensor::Tensor;
-use regatta_predict::rank_bytes::IoBytes;
+use regatta_model::rank_bytes::IoBytes;
 
 use super::pinned_pool::PinnedPool;
 use super::transfer::Transfer;

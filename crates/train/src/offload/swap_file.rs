@@ -14,7 +14,7 @@ use rustix::io::{Errno, retry_on_intr};
 use super::error::hint;
 use super::{OffloadError, Result};
 use regatta_device::HostTensor;
-use regatta_predict::rank_bytes::IoBytes;
+use regatta_model::rank_bytes::IoBytes;
 
 /// A swap file, removed on drop.
 #[derive(Debug)]

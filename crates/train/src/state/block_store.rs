@@ -24,7 +24,7 @@ use crate::parallel::{ProcessGroups, ZeroStage, collective};
 use crate::run_clock;
 use regatta_device::ops::Device;
 use regatta_device::tensor::{Tensor, View, ViewMut};
-use regatta_predict::rank_bytes::IoBytes;
+use regatta_model::rank_bytes::IoBytes;
 use regatta_predict::shape::ParamRole;
 
 /// A rank's parameters, gradients and optimizer moments.

@@ -3,11 +3,11 @@
 
 use crate::state::StateMemory;
 use crate::step::Engine;
+use regatta_model::rank_bytes::IoBytes;
+use regatta_model::rank_bytes::PINNED;
+use regatta_model::rank_bytes::{DiskIoBytes, PeakBytes, SentBytes};
 use regatta_predict::axis::Axis;
 use regatta_predict::cost::{MemoryBytes, RankCost, TrafficBytes};
-use regatta_predict::explain::PINNED;
-use regatta_predict::rank_bytes::IoBytes;
-use regatta_predict::rank_bytes::{DiskIoBytes, PeakBytes, SentBytes};
 
 /// Predicted and measured usage of a rank.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use regatta_comm::{Comm, in_process};
 use regatta_device::precision::Precision;
 use regatta_kernels_cpu::Cpu;
-use regatta_predict::rank_bytes::{DiskIoBytes, SentBytes};
+use regatta_model::rank_bytes::{DiskIoBytes, SentBytes};
 use regatta_train::checkpoint::Checkpoint;
 use regatta_train::config::{Config, Resume};
 use regatta_train::data::DataSpec;

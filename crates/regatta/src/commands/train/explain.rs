@@ -5,16 +5,15 @@ use std::fmt::Write;
 use anyhow::Result;
 use regatta_draw::table;
 use regatta_model::CpuSet;
-use regatta_model::units::{format_memory, format_si_unit, pluralize};
+use regatta_model::rank_bytes::PeakBytes;
+use regatta_model::units::{format_memory, format_params, format_si_unit, pluralize};
 use regatta_predict::axis::Axis;
 use regatta_predict::explain::{ExplainedRank, Explanation, RankClass};
 use regatta_predict::pipeline::{Timeline, draw};
-use regatta_predict::rank_bytes::PeakBytes;
 use regatta_train::config::{CHAR_VOCAB_SIZE, Config, DeviceKind, Resolved, explain};
 use regatta_train::training::gpu_micro_batch;
 
 use super::args::TrainArgs;
-use super::format::format_params;
 use super::listing::ASSUMED_VOCABULARY;
 use super::{parent, preflight};
 use crate::cli::{FAINT, HEADING};

@@ -2,9 +2,9 @@
 
 use anyhow::Result;
 use regatta_draw::table;
+use regatta_model::units::format_params;
 use regatta_train::config::{PRESETS, keys_text};
 
-use super::format::format_params;
 use crate::cli::{FAINT, HEADING};
 use crate::output;
 

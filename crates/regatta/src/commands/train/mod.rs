@@ -1,11 +1,8 @@
 //! `regatta train`: trains a model and shows the progress.
 
 pub mod args;
-mod dashboard;
 mod explain;
-mod format;
 mod gpu_trace;
-mod history;
 mod listing;
 mod options;
 mod parent;
@@ -16,7 +13,6 @@ pub mod run_folder;
 mod smoke;
 mod task;
 mod terminal;
-mod usage;
 
 use std::process::ExitCode;
 

@@ -19,11 +19,11 @@ use regatta_train::metrics::{Event, JsonLines, Recorder, RunInfo};
 use signal_hook::consts::{SIGCONT, SIGINT, SIGTSTP};
 use signal_hook::low_level::signal_name;
 
-use super::dashboard::resume_command;
-use super::history::RunHistory;
 use super::terminal::{OutputMode, TerminalOutput, terminal_size};
 use crate::commands::launch::QueuedStreams;
 use crate::commands::rank_events::EventReporter;
+use regatta_observe::view::train::history::RunHistory;
+use regatta_observe::view::train::log::resume_command;
 
 /// Interval of dashboard updates between events.
 const REFRESH_INTERVAL: Duration = Duration::from_millis(500);

@@ -6,10 +6,10 @@ use anstream::adapter::strip_str;
 use regatta_draw::screen::{DEFAULT_SIZE, InlineScreen, TerminalSize};
 use regatta_train::metrics::Event;
 
-use super::dashboard;
-use super::history::RunHistory;
 use crate::cli::WARNING;
 use regatta_draw::text::sanitize;
+use regatta_observe::view::train::history::RunHistory;
+use regatta_observe::view::train::{dashboard, log};
 
 /// Minimum seconds between redraws.
 const MIN_REDRAW_INTERVAL: f64 = 0.1;
@@ -175,13 +175,11 @@ impl<W: Write> TerminalOutput<W> {
 
     fn print_log(&mut self, event: &Event, now: f64) {
         let text = match event {
-            Event::Start(about) => dashboard::log_header(about),
-            Event::Validation { step, loss } => {
-                dashboard::log_validation(&self.history, *step, *loss)
-            }
+            Event::Start(about) => log::header_lines(about),
+            Event::Validation { step, loss } => log::validation_line(&self.history, *step, *loss),
             Event::MicroBatch { .. } if now - self.logged_at < MIN_LOG_INTERVAL => return,
             Event::MicroBatch { .. } => {
-                let text = dashboard::log_progress(&self.history, now);
+                let text = log::progress_line(&self.history, now);
                 // A micro-batch may take long.
                 if text == self.logged_progress {
                     return;
@@ -196,7 +194,7 @@ impl<W: Write> TerminalOutput<W> {
                 if !(is_first || is_last || step.step.is_multiple_of(interval)) {
                     return;
                 }
-                dashboard::log_line(&self.history, now)
+                log::step_line(&self.history, now)
             }
             other => self.event_text(other, usize::MAX),
         };
@@ -241,8 +239,8 @@ impl<W: Write> TerminalOutput<W> {
     fn event_text(&self, event: &Event, width: usize) -> String {
         match event {
             Event::Note(note) => format!("{WARNING}note:{WARNING:#} {}\n", sanitize(note)),
-            Event::Sample(text) => dashboard::sample(text),
-            Event::End(summary) => dashboard::summary(summary, &self.history.about, width),
+            Event::Sample(text) => log::sample(text),
+            Event::End(summary) => log::summary(summary, &self.history.about, width),
             Event::Checkpoint { step, dir: folder, seconds } => {
                 format!("saved checkpoint at step {step} in {seconds:.1} s: {}\n", sanitize(folder))
             }

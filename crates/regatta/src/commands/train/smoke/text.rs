@@ -1,12 +1,14 @@
 //! The smoke test as text. No I/O.
 
-use regatta_model::units::{format_bytes, format_si_unit, format_time, pluralize};
+use regatta_model::units::{
+    format_bytes, format_count, format_loss, format_params, format_si_unit, format_time,
+    format_token_rate, pluralize,
+};
 use regatta_train::metrics::StepSeconds;
 use regatta_train::training::smoke::{AllReduceTiming, Check, CheckResult, CheckStatus, Details};
 
 use super::report::{SmokeFailure, SmokeReport};
 use crate::cli::{ERROR, FAINT, GOOD, HEADING, WARNING};
-use crate::commands::train::format::{format_count, format_loss, format_params, format_token_rate};
 use regatta_draw::text::sanitize;
 
 /// Column of the details.

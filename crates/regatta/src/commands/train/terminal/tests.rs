@@ -108,12 +108,12 @@ fn render(history: &RunHistory, width: usize, height: usize, now: f64) -> Vec<St
 #[test]
 fn memory_is_shown_if_the_device_is_a_gpu() {
     let mut history = history(1);
-    assert!(!dashboard::log_line(&history, 1.0).contains("memory"));
+    assert!(!log::step_line(&history, 1.0).contains("memory"));
     let Event::Step(mut metrics) = step(2) else { unreachable!("an event of a step") };
     metrics.gpu_memory = Some(GpuMemory { peak: 3 << 29, total: 140 << 30 });
     history.on_event(&Event::Step(metrics), 0.2);
     let shown = "1.5 GiB of 140.0 GiB memory";
-    assert!(dashboard::log_line(&history, 1.0).contains(shown));
+    assert!(log::step_line(&history, 1.0).contains(shown));
     assert!(render(&history, 100, 24, 1.0).iter().any(|line| line.contains(shown)));
 }
 
@@ -185,7 +185,7 @@ fn escape_sequences_in_names_are_sanitized() {
     history.about.folder = "a\nb".to_owned();
     let lines = render(&history, 80, 24, 1.0);
     assert!(lines.iter().all(|line| !line.contains(['\x1b', '\n', '\u{202e}'])), "{lines:?}");
-    assert!(!dashboard::sample("x\x1b[31my").contains("\x1b[31m"));
+    assert!(!log::sample("x\x1b[31my").contains("\x1b[31m"));
 }
 
 /// An output to a buffer, and the terminal size it sees; `None` in the background.
@@ -257,7 +257,7 @@ fn notes_are_printed_above_the_dashboard_and_the_summary_below() {
 fn the_header_has_a_micro_batch_size_that_was_chosen() {
     let Event::Start(mut about) = begin() else { panic!() };
     (about.micro_batch, about.micro_batch_auto) = (32, true);
-    let header = dashboard::log_header(&about);
+    let header = log::header_lines(&about);
     assert!(header.contains("1.20M tokens   micro-batch 32 (auto)\n"), "{header}");
 }
 
@@ -341,7 +341,7 @@ fn the_summary_of_a_resumed_run_counts_its_own_steps() {
 
 fn summary(summary: &Summary) -> String {
     let Event::Start(about) = begin() else { panic!() };
-    strip_str(&dashboard::summary(summary, &about, 200)).to_string()
+    strip_str(&log::summary(summary, &about, 200)).to_string()
 }
 
 #[test]

@@ -2,10 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use regatta_predict::rank_bytes::{DiskIoBytes, PeakBytes, SentBytes};
-
-use regatta_model::finite_or_null;
-use regatta_model::run_folder::StepMetrics;
+use crate::finite_or_null;
+use crate::rank_bytes::{DiskIoBytes, PeakBytes, SentBytes};
+use crate::run_folder::StepMetrics;
 
 /// An event of a training run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

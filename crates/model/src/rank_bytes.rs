@@ -4,6 +4,9 @@ use std::ops::{Add, AddAssign, Sub};
 
 use serde::{Deserialize, Serialize};
 
+/// Name of pinned host memory among the memory of a rank.
+pub const PINNED: &str = "pinned host memory";
+
 /// Peak memory of one category.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct PeakBytes {

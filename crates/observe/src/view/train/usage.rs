@@ -1,12 +1,11 @@
 //! Memory, traffic and disk I/O of ranks, expected and measured. No I/O.
 
+use regatta_draw::line::DIM;
 use regatta_draw::table;
 use regatta_model::CpuSet;
+use regatta_model::rank_bytes::PINNED;
+use regatta_model::train_event::{RankBytes, Summary};
 use regatta_model::units::{format_memory, format_si_unit};
-use regatta_predict::explain::PINNED;
-use regatta_train::metrics::{RankBytes, Summary};
-
-use crate::cli::FAINT;
 
 /// Upper bound on printed groups of ranks.
 const MAX_GROUPS: usize = 8;
@@ -35,7 +34,7 @@ pub fn tables(summary: &Summary) -> String {
     if let Some(more) = groups.len().checked_sub(MAX_GROUPS).filter(|more| *more > 0) {
         lines.push(format!("... and {more} more groups of ranks; --json prints all"));
     }
-    format!("{FAINT}{}{FAINT:#}\n", lines.join("\n"))
+    format!("{DIM}{}{DIM:#}\n", lines.join("\n"))
 }
 
 /// Measured bytes differ slightly between ranks, but hardly any as they are printed.
@@ -78,7 +77,7 @@ fn table_rows(usage: &RankBytes) -> Vec<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use anstream::adapter::strip_str;
-    use regatta_predict::rank_bytes::{PeakBytes, SentBytes};
+    use regatta_model::rank_bytes::{PeakBytes, SentBytes};
 
     use super::*;
 

@@ -1,32 +1,29 @@
-//! The dashboard and the log lines of a run, as text for a terminal of any size. No I/O.
+//! The dashboard of a run, for a terminal of any size.
 
 use anstyle::{AnsiColor, Style};
 use regatta_draw::bar;
 use regatta_draw::layout::{Content, Section, stack};
-use regatta_draw::line::{BOLD, DIM, PLAIN, StyledLine, flow};
+use regatta_draw::line::{BOLD, DIM, PLAIN, StyledLine, WARNING, flow};
 use regatta_draw::screen::TerminalSize;
 use regatta_draw::terminal_plot::{Layer, TerminalPlot};
-use regatta_model::units::{
-    format_duration, format_elapsed, format_memory, format_si, format_si_unit, format_time,
-    pluralize,
-};
-use regatta_train::metrics::{EndReason, GpuMemory, RunInfo, Summary};
-
-use super::format::{format_count, format_loss, format_params, format_token_rate};
-use super::history::{PHASES, RunHistory, gemm_percentage};
-use super::usage;
-use crate::cli::{FAINT, GOOD, HEADING, WARNING};
-use crate::shell::quote;
 use regatta_draw::text::{sanitize, to_ascii, truncate, wrap};
+use regatta_model::run_folder::GpuMemory;
+use regatta_model::train_event::RunInfo;
+use regatta_model::units::{
+    format_count, format_duration, format_elapsed, format_loss, format_memory, format_params,
+    format_si, format_si_unit, format_time, format_token_rate, pluralize,
+};
+
+use super::history::{PHASES, RunHistory};
 
 /// Minimum rows of the loss plot, including its x-axis.
 const MIN_PLOT_ROWS: usize = 5;
 /// Minimum width of a terminal for the dashboard.
 const MIN_WIDTH: usize = 40;
 /// Separator of items in header and footer.
-const ITEM_GAP: &str = "   ";
+pub(super) const ITEM_GAP: &str = "   ";
 /// Separator of values.
-const VALUE_GAP: &str = "  ";
+pub(super) const VALUE_GAP: &str = "  ";
 
 /// Pattern and style of each phase of a step. Patterns differ, for terminals without colours.
 const PHASE_STYLES: [(char, Style); PHASES] = [
@@ -90,7 +87,7 @@ fn name(text: &str) -> String {
     to_ascii(&sanitize(text))
 }
 
-fn header(about: &RunInfo, width: usize) -> Vec<String> {
+pub(super) fn header(about: &RunInfo, width: usize) -> Vec<String> {
     let ranks = match about.hosts {
         0 | 1 => pluralize(about.ranks, "rank"),
         hosts => format!("{} on {hosts} hosts", pluralize(about.ranks, "rank")),
@@ -148,7 +145,7 @@ fn progress_bar(history: &RunHistory, width: usize, now: f64) -> String {
 
 /// The step in progress, if it takes long: `step 1/1000  micro-batch 12/480`, or its time if it has one
 /// micro-batch only.
-fn step_progress(history: &RunHistory, now: f64) -> Option<String> {
+pub(super) fn step_progress(history: &RunHistory, now: f64) -> Option<String> {
     let (done, micro_batches) = history.micro_batch?;
     let progress = match micro_batches {
         1 => format!("running for {}", format_duration(history.step_elapsed(now).floor())),
@@ -158,13 +155,13 @@ fn step_progress(history: &RunHistory, now: f64) -> Option<String> {
 }
 
 /// The estimated time of the run, before its first step is measured.
-fn estimate(about: &RunInfo) -> Option<String> {
+pub(super) fn estimate(about: &RunInfo) -> Option<String> {
     let seconds = about.estimated_seconds;
     (seconds > 0.0).then(|| format!("about {} (estimate)", format_duration(seconds)))
 }
 
 /// `40% of GEMM peak`.
-fn format_gemm_percentage(percentage: f64) -> String {
+pub(super) fn format_gemm_percentage(percentage: f64) -> String {
     format!("{percentage:.0}% of GEMM peak")
 }
 
@@ -185,11 +182,11 @@ fn current_metrics(history: &RunHistory) -> Vec<String> {
 }
 
 /// `62.3 GiB of 139.8 GiB memory`.
-fn format_gpu_memory(GpuMemory { peak, total }: GpuMemory) -> String {
+pub(super) fn format_gpu_memory(GpuMemory { peak, total }: GpuMemory) -> String {
     format!("{} of {} memory", format_memory(peak), format_memory(total))
 }
 
-fn token_rate(history: &RunHistory) -> Option<f64> {
+pub(super) fn token_rate(history: &RunHistory) -> Option<f64> {
     history.throughput(|step| step.tokens_per_second)
 }
 
@@ -230,123 +227,4 @@ fn footer(history: &RunHistory, width: usize) -> StyledLine {
     }
     text.push_str(&format!("{ITEM_GAP}{}", name(&history.about.folder)));
     fit(&text, DIM, width)
-}
-
-/// The first lines of a log.
-pub fn log_header(about: &RunInfo) -> String {
-    let items = header(about, usize::MAX).join(ITEM_GAP);
-    let estimate = estimate(about).map_or_else(String::new, |estimate| {
-        let steps = match about.steps.saturating_sub(about.start_step) {
-            1 => "1 step takes".to_owned(),
-            steps => format!("{steps} steps take"),
-        };
-        let peak = format_si_unit(about.gemm_flops_per_second, "FLOP/s");
-        format!("{steps} {estimate}: half of the measured GEMM peak, {peak}\n")
-    });
-    format!("{items}\n{estimate}")
-}
-
-/// A log line within a long step.
-pub fn log_progress(history: &RunHistory, now: f64) -> String {
-    step_progress(history, now).map_or_else(String::new, |progress| progress + "\n")
-}
-
-/// A log line of a validation.
-pub fn log_validation(history: &RunHistory, step: u64, loss: f64) -> String {
-    format!("step {step}/{}  val {}\n", history.steps(), format_loss(loss))
-}
-
-/// A log line of the last step.
-pub fn log_line(history: &RunHistory, now: f64) -> String {
-    let (done, steps) = (history.done(), history.steps());
-    let mut values = vec![format!("step {done}/{steps}")];
-    if let Some(step) = &history.last_step {
-        values.push(format!("loss {}", format_loss(step.loss)));
-    }
-    values.extend(token_rate(history).map(format_token_rate));
-    let flops = history.throughput(|step| step.flops_per_second);
-    values.extend(flops.map(|flops| format_flops(flops, history.about.gemm_flops_per_second)));
-    let memory = history.last_step.as_ref().and_then(|step| step.gpu_memory);
-    values.extend(memory.map(format_gpu_memory));
-    values.extend(history.eta(now).map(|eta| format!("eta {}", format_duration(eta))));
-    values.join(VALUE_GAP) + "\n"
-}
-
-/// The summary at the end of a run, wrapped to `width`, and the command to run next.
-pub fn summary(summary: &Summary, about: &RunInfo, width: usize) -> String {
-    let (style, outcome) = match summary.reason {
-        EndReason::Completed => (GOOD, "done"),
-        EndReason::Interrupted if summary.checkpoint == Some(summary.step) => {
-            (WARNING, "interrupted; checkpoint saved")
-        }
-        EndReason::Interrupted => (WARNING, "interrupted; no checkpoint saved"),
-    };
-    let folder = format!(
-        "{FAINT}run folder: {}{FAINT:#}\n{}",
-        sanitize(&summary.folder),
-        next_command(summary, about)
-    );
-    // Without a step in this launch there is no loss.
-    if summary.loss.is_nan() {
-        let step = summary.step;
-        return format!("{style}{outcome}{style:#}: already at step {step}\n{folder}");
-    }
-    let mut time = format_elapsed(summary.seconds);
-    if summary.stopped_seconds > 0.0 {
-        time.push_str(&format!(" (stopped for {})", format_elapsed(summary.stopped_seconds)));
-    }
-    let mut values = vec![
-        format!("{outcome}: {} in {time}", steps_done(summary)),
-        format!("loss {}", format_loss(summary.loss)),
-    ];
-    values.extend(summary.val_loss.map(|loss| format!("val {}", format_loss(loss))));
-    values.push(format_token_rate(summary.tokens_per_second));
-    values.push(format_flops(summary.flops_per_second, summary.gemm_flops_per_second));
-    let text = wrap(&values, ", ", width.saturating_sub(1)).join(",\n");
-    let text = text.replacen(outcome, &format!("{style}{outcome}{style:#}"), 1);
-    format!("{text}\n{}{folder}", usage::tables(summary))
-}
-
-/// What to run with the checkpoint of a run, if it has one.
-fn next_command(summary: &Summary, about: &RunInfo) -> String {
-    match (summary.checkpoint, summary.reason) {
-        (None, _) => String::new(),
-        (_, EndReason::Completed) => {
-            format!("generate text: regatta generate {}\n", quote(&sanitize(&summary.folder)))
-        }
-        (_, EndReason::Interrupted) => format!("resume: {}\n", resume_command(about)),
-    }
-}
-
-/// The command that resumes a run. In an allocation, its nodes determine the number of ranks.
-pub fn resume_command(about: &RunInfo) -> String {
-    let ranks = match (about.hosts, about.ranks) {
-        (0 | 1, ranks @ 2..) => format!(" -n {ranks}"),
-        _ => String::new(),
-    };
-    format!("regatta train --resume {}{ranks}", quote(&sanitize(&about.folder)))
-}
-
-/// The steps of this launch: `300 steps`, or after a resume `300 steps (301 to 600)`.
-fn steps_done(summary: &Summary) -> String {
-    let Summary { start_step, step, .. } = *summary;
-    let count = usize::try_from(step.saturating_sub(start_step)).unwrap_or(usize::MAX);
-    let range = match start_step {
-        0 => String::new(),
-        _ => format!(" ({} to {step})", start_step + 1),
-    };
-    pluralize(count, "step") + &range
-}
-
-/// `157 GFLOP/s (40% of GEMM peak)`.
-fn format_flops(flops: f64, gemm_flops: f64) -> String {
-    let of_peak = gemm_percentage(flops, gemm_flops).map(format_gemm_percentage);
-    let of_peak = of_peak.map_or_else(String::new, |text| format!(" ({text})"));
-    format_si_unit(flops, "FLOP/s") + &of_peak
-}
-
-/// A text sampled from the model, which may contain any characters.
-pub fn sample(text: &str) -> String {
-    let lines: Vec<String> = text.trim_matches('\n').lines().map(sanitize).collect();
-    format!("{HEADING}sample:{HEADING:#}\n{}\n", lines.join("\n"))
 }

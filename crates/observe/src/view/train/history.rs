@@ -3,7 +3,8 @@
 
 use std::collections::VecDeque;
 
-use regatta_train::metrics::{Event, RunInfo, StepMetrics, StepSeconds, Summary};
+use regatta_model::run_folder::{StepMetrics, StepSeconds};
+use regatta_model::train_event::{Event, RunInfo, Summary};
 
 /// Steps over which throughput and times are averaged.
 const WINDOW: usize = 50;
