@@ -11,8 +11,8 @@ use super::artifacts::TestProgram;
 use super::isolation::{Isolation, PrivateTmp};
 use super::schedule::Load;
 
-/// Packages whose tests wait actively for each other.
-const SPINNING: &str = "comm";
+/// Packages whose tests wait actively: for other ranks, or for libfabric.
+const SPINNING: [&str; 2] = ["comm", "net"];
 
 /// Packages whose tests compute in their own process, without timeouts.
 const COMPUTING: [&str; 6] = ["cuda", "cpu", "train", "predict", "place", "nccl-tuning"];
@@ -82,7 +82,7 @@ pub fn in_order(mut units: Vec<TestUnit>) -> Vec<TestUnit> {
 
 fn load(program: &TestProgram) -> Load {
     match program.package.as_str() {
-        SPINNING => Load::Spins,
+        package if SPINNING.contains(&package) => Load::Spins,
         package if COMPUTING.contains(&package) => Load::Computes,
         _ => Load::Waits,
     }
