@@ -2,5 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
+mod follow_run;
 mod net_log;
 mod read;
