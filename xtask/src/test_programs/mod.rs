@@ -121,7 +121,7 @@ impl Pool {
     }
 }
 
-/// Prints what took longest, from which the table of [`unit`] is made.
+/// Prints what took longest, from which the table of the longest is made.
 fn print_longest(finished: &[(String, Outcome)]) {
     let mut times: Vec<(Duration, &str)> =
         finished.iter().map(|(name, outcome)| (outcome.duration, name.as_str())).collect();
