@@ -53,7 +53,7 @@ fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Map(args) => commands::map::run(&args),
         Command::Env(args) => commands::env::run(&args).map(success),
-        Command::Launch(args) => commands::launch::run(*args),
+        Command::Launch(args) => commands::launch_command::run(*args),
         Command::Submit(args) => commands::submit::run(&args).map(success),
         Command::Jobs(args) => commands::jobs::run(&args).map(success),
         Command::Bench(args) => commands::bench::run(*args),

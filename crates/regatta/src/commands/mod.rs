@@ -14,6 +14,7 @@ pub mod generate;
 mod gpu_detection;
 pub mod jobs;
 pub mod launch;
+pub mod launch_command;
 pub mod man;
 pub mod map;
 pub mod model_args;

@@ -1,4 +1,5 @@
-//! `regatta launch`: launches and supervises ranks, each with its binding and environment.
+//! Launches and supervises ranks, each with its binding and environment: the user's, or those of a command
+//! that launches its own.
 
 mod console;
 mod dry_run;
@@ -6,7 +7,6 @@ mod line_writer;
 pub mod nccl_plugins;
 mod net_check;
 mod options;
-mod preflight;
 pub mod profile;
 mod report;
 mod status_watch;
@@ -23,23 +23,13 @@ use regatta_launch::process::StartError;
 use regatta_launch::reaper::{self, Watchdog};
 use regatta_launch::status::{JobObserver, Observers};
 
-use crate::cli::LaunchArgs;
 use crate::output;
 use console::{Console, ShownRanks};
 pub use line_writer::{QueuedOutput, QueuedStreams};
 pub use options::LaunchOptions;
 pub use regatta_launch::driver::{new_run_id, run_dir_or_new};
 pub use regatta_launch::error::Interrupted;
-
-/// Runs the command.
-pub fn run(args: LaunchArgs) -> Result<ExitCode> {
-    let mut options = args.into_options()?;
-    let mut discovery = Discovery::of_job(&options.job)?;
-    if options.preflight && !options.dry_run {
-        preflight::run(&mut options.job, &mut discovery)?;
-    }
-    launch(&options, discovery, None, Vec::new())
-}
+pub use report::nodes_changed;
 
 /// What reports the progress of a command's own ranks to the user.
 pub struct RankReporter<'a> {

@@ -1,22 +1,35 @@
-//! `--preflight`: checks the nodes by `regatta doctor` before the job, and replaces bad ones.
+//! `regatta launch`. With `--preflight`, it checks the nodes by `regatta doctor` before the job, and
+//! replaces bad ones.
 
 use std::collections::BTreeSet;
+use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use regatta_doctor::{Diagnosis, Verdict, judge};
-use regatta_launch::node_pool::{NodePool, PoolUpdate};
-use regatta_model::hostlist;
-
-use super::report;
-use crate::commands::doctor;
-use crate::commands::doctor::nodes::{self, examine, launch_options};
-use crate::output;
 use regatta_launch::config::JobConfig;
 use regatta_launch::discovery::Discovery;
 use regatta_launch::driver::node_pool;
+use regatta_launch::node_pool::{NodePool, PoolUpdate};
+use regatta_model::hostlist;
+
+use super::doctor::nodes::{self, examine, launch_options};
+use super::doctor::render;
+use super::launch::{launch, nodes_changed};
+use crate::cli::LaunchArgs;
+use crate::output;
+
+/// Runs the command.
+pub fn run(args: LaunchArgs) -> Result<ExitCode> {
+    let mut options = args.into_options()?;
+    let mut discovery = Discovery::of_job(&options.job)?;
+    if options.preflight && !options.dry_run {
+        replace_bad_nodes(&mut options.job, &mut discovery)?;
+    }
+    launch(&options, discovery, None, Vec::new())
+}
 
 /// Checks all nodes of the job, spares included. On return the job consists of good nodes only.
-pub fn run(config: &mut JobConfig, discovery: &mut Discovery) -> Result<()> {
+fn replace_bad_nodes(config: &mut JobConfig, discovery: &mut Discovery) -> Result<()> {
     if let Some(me) = discovery.allocation.this_rank {
         bail!(
             "--preflight needs one `regatta launch` for the whole job, and this is rank {}: start it \
@@ -30,10 +43,10 @@ pub fn run(config: &mut JobConfig, discovery: &mut Discovery) -> Result<()> {
     let facts = examine(&options, discovery, &nodes::tests(&skip, &[])?)?;
     let diagnosis = judge(&facts, &skip);
     // Standard output belongs to the job.
-    output::eprint(&doctor::render(&diagnosis, false));
+    output::eprint(&render(&diagnosis, false));
     let hosts = discovery.hosts();
     let (pool, update) = good_nodes(pool, &hosts, &diagnosis)?;
-    output::eprint(&report::nodes_changed(&update, &hosts));
+    output::eprint(&nodes_changed(&update, &hosts));
     apply(&pool, config, discovery);
     Ok(())
 }
