@@ -262,7 +262,8 @@ fn a_scan_doubles_the_nodes_and_saves_all_results() {
         folder.write("ssh", "while [ \"$1\" != -- ]; do shift; done\nshift 2\nexec sh -c \"$*\"\n");
     let words = "all-reduce -b 8 -e 8 -n 2 --ranks-per-node 1 --hostfile hosts --nodes 2 --scan \
                  --run-dir run -J=all.json";
-    let words = format!("{words} --launch \"--ssh 'sh {ssh}'\"");
+    // The names of the hosts have no address where the tests have a network of their own.
+    let words = format!("{words} --launch \"--master-addr 127.0.0.1 --ssh 'sh {ssh}'\"");
     run(&folder, &words).assert_ok("nodes  time (us)");
     let results =
         ["run/1-nodes/bench.json", "run/2-nodes/bench.json"].map(|file| load_result(&folder, file));
