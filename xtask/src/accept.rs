@@ -31,7 +31,7 @@ struct Campaign {
 
 const CLUSTER: (&str, &str) = ("REGATTA_REQUIRE_CLUSTER", "1");
 
-const CAMPAIGNS: [Campaign; 9] = [
+const CAMPAIGNS: [Campaign; 11] = [
     Campaign {
         name: "launch-chaos",
         about: "faults in launched jobs on clusters of up to 40 nodes: killed and hung processes, pauses, \
@@ -62,6 +62,21 @@ const CAMPAIGNS: [Campaign; 9] = [
         about: "every combination of collective, type, reduction, root, counts and size, on all communicators",
         arguments: "-p regatta-comm --test integration -- --nocapture sampled_combinations",
         variables: &[("REGATTA_TEST_CASES", "1000000")],
+        cases: None,
+    },
+    Campaign {
+        name: "parallel-layouts",
+        about: "every parallel layout: losses of a single rank, measured memory, ranks killed in each phase",
+        arguments: "--workspace --test integration --test training --test cluster -- --nocapture parallel \
+                    cost_model_measured gpu_arena",
+        variables: &[CLUSTER, ("REGATTA_TEST_CASES", "64")],
+        cases: None,
+    },
+    Campaign {
+        name: "conformance",
+        about: "every operation of a device on fake GPUs",
+        arguments: "-p regatta-kernels-cuda --test integration -- --nocapture conformance",
+        variables: &[("REGATTA_TEST_CASES", "64")],
         cases: None,
     },
     Campaign {

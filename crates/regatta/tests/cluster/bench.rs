@@ -116,7 +116,7 @@ const ATTEMPTS: u32 = 10;
 /// far from both, because the other load of the machine changes the times, too; where that is not
 /// enough, both are measured again.
 fn baseline(bed: &TestCluster) {
-    let times = std::env::var("REGATTA_TEST_CASES").ok().and_then(|text| text.parse().ok());
+    let times = std::env::var(regatta_testbed::TEST_CASES).ok().and_then(|text| text.parse().ok());
     for repetition in 0..times.unwrap_or(REPETITIONS) {
         println!("repetition {repetition}");
         let is_judged = (0..ATTEMPTS).any(|_| baseline_is_judged(bed));

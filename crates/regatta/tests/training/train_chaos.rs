@@ -21,7 +21,7 @@ use crate::support::train::{
 use crate::support::{CommandOutput, TempDir};
 
 /// Default number of runs.
-const DEFAULT_CASES: u64 = 6;
+const DEFAULT_CASES: u64 = 3;
 
 /// Timeouts of the ranks in seconds, in runs in which they matter.
 const RANK_TIMEOUT: u64 = 4;

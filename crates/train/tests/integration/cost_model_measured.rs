@@ -14,6 +14,7 @@ use regatta_predict::cost::{CostOptions, MemoryBytes, RankCost, rank_cost};
 use regatta_predict::layout::{ParallelLayout, StateTiers};
 use regatta_predict::pipeline::Stage;
 use regatta_predict::shape::ModelShape;
+use regatta_testbed::sample_cases;
 use regatta_train::checkpoint::StateTensor;
 use regatta_train::offload::OffloadTiers;
 use regatta_train::parallel::{ProcessGroups, ZeroStage};
@@ -282,37 +283,34 @@ fn memory_of_offloading() {
 
 #[test]
 fn memory_of_parallel_layouts() {
-    check_memory("", 1);
+    let mut layouts = vec![(String::new(), 1)];
     for ranks in [2, 4] {
-        for zero in 0..4 {
-            check_memory(&format!("zero={zero} micro_batch=1"), ranks);
-        }
-        check_memory(&format!("tp={ranks} micro_batch=2"), ranks);
-        check_memory(&format!("tp={ranks} sequence_parallel=false recompute=true"), ranks);
-        check_memory(&format!("pp={ranks} micro_batch=1"), ranks);
-        check_memory(&format!("pp={ranks} micro_batch=1 schedule=gpipe"), ranks);
-        check_memory(&format!("cp={ranks}"), ranks);
+        layouts.extend((0..4).map(|zero| (format!("zero={zero} micro_batch=1"), ranks)));
+        let of_axis = [
+            format!("tp={ranks} micro_batch=2"),
+            format!("tp={ranks} sequence_parallel=false recompute=true"),
+            format!("pp={ranks} micro_batch=1"),
+            format!("pp={ranks} micro_batch=1 schedule=gpipe"),
+            format!("cp={ranks}"),
+        ];
+        layouts.extend(of_axis.map(|words| (words, ranks)));
     }
-    for zero in 1..4 {
-        check_memory(&format!("zero={zero} hsdp_shard=2"), 4);
-    }
-    check_memory("zero=3 tiles=4", 2);
+    layouts.extend((1..4).map(|zero| (format!("zero={zero} hsdp_shard=2"), 4)));
+    layouts.push(("zero=3 tiles=4".to_owned(), 2));
     // Embedding and head dominate.
     for tied in [false, true] {
-        let check = |how: &str, ranks| {
-            let words = format!("num_layers=4 vocab_size=1003 tiles=4 tie_embeddings={tied} {how}");
-            check_memory(&words, ranks);
-        };
+        let words = format!("num_layers=4 vocab_size=1003 tiles=4 tie_embeddings={tied}");
         for how in ["zero=3 dp=2", "zero=3 dp=2 micro_batch=1", "zero=2 dp=2 pp=2", "tp=2"] {
-            check(how, if how.contains("pp") { 4 } else { 2 });
+            layouts.push((format!("{words} {how}"), if how.contains("pp") { 4 } else { 2 }));
         }
         for zero in 1..4 {
-            check(&format!("zero={zero} hsdp_shard=2 dp=4 pp=2 micro_batch=1"), 8);
+            let how = format!("zero={zero} hsdp_shard=2 dp=4 pp=2 micro_batch=1");
+            layouts.push((format!("{words} {how}"), 8));
         }
     }
-    check_memory(&format!("{OFFLOAD} micro_batch=1"), 1);
-    check_memory(&format!("{OFFLOAD} micro_batch=1"), 2);
-    check_memory("tp=2 pp=2 micro_batch=2", 4);
+    layouts.extend([1, 2].map(|ranks| (format!("{OFFLOAD} micro_batch=1"), ranks)));
+    layouts.push(("tp=2 pp=2 micro_batch=2".to_owned(), 4));
+    sample_cases(layouts, 3).for_each(|(words, ranks)| check_memory(&words, ranks));
 }
 
 /// Between the backward pass of a layer and its deferred weight gradients, the gradient block is

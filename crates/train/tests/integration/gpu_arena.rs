@@ -10,6 +10,7 @@ use regatta_kernels_cuda::fake::FakeDevice;
 use regatta_predict::cost::rank_cost;
 use regatta_predict::shape::Family;
 use regatta_predict::testing;
+use regatta_testbed::sample_cases;
 use regatta_train::config::Config;
 use regatta_train::data::DataSpec;
 use regatta_train::metrics::Event;
@@ -92,7 +93,7 @@ fn assert_in_arena(words: &str, ranks: u32, fake: &FakeDevice) {
 
 #[test]
 fn a_rank_allocates_its_tensors_at_once() {
-    for words in [
+    let layouts = [
         "",
         "model.dropout=0.1",
         "train.recompute=true",
@@ -106,7 +107,8 @@ fn a_rank_allocates_its_tensors_at_once() {
         "offload.optimizer=host",
         "offload.optimizer=host offload.parameters=host",
         "offload.optimizer=disk offload.parameters=disk",
-    ] {
+    ];
+    for words in sample_cases(layouts, 2) {
         assert_in_arena(words, 1, &FakeDevice::new(config(words).precision()));
     }
     assert_in_arena("train.precision=bf16", 1, &FakeDevice::amd(Precision::Bf16));
@@ -114,7 +116,7 @@ fn a_rank_allocates_its_tensors_at_once() {
 
 #[test]
 fn ranks_of_all_axes_allocate_their_tensors_at_once() {
-    for words in [
+    let layouts = [
         "parallel.dp=2",
         "parallel.zero=1",
         "parallel.zero=2",
@@ -126,7 +128,8 @@ fn ranks_of_all_axes_allocate_their_tensors_at_once() {
         "parallel.pp=2 parallel.schedule=gpipe train.micro_batch=2",
         "parallel.pp=2 parallel.schedule=zero-bubble train.micro_batch=2",
         "parallel.pp=2 parallel.schedule=interleaved parallel.virtual_stages=2 model.num_layers=4",
-    ] {
+    ];
+    for words in sample_cases(layouts, 2) {
         assert_in_arena(words, 2, &FakeDevice::new(Precision::Bf16));
     }
 }

@@ -11,6 +11,7 @@ use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::{PipelineSize, ScheduleKind, Stage};
 use regatta_predict::shape::{Family, ModelShape};
 use regatta_predict::testing;
+use regatta_testbed::all_cases;
 use regatta_train::offload::{OffloadTiers, Tier};
 use regatta_train::parallel::{ProcessGroups, ZeroStage};
 use regatta_train::state::{ParamInit, ShardingConfig};
@@ -20,7 +21,10 @@ use crate::common::{LossAndNorm, ShortRun, TempDir, run_ranks};
 
 const BATCH: usize = 8;
 const SEQ_LEN: usize = 8;
-const STEPS: u64 = 20;
+/// Twenty in `cargo xtask accept parallel-layouts`.
+fn steps() -> u64 {
+    if all_cases() { 20 } else { 8 }
+}
 
 /// A parallel layout and what it may interact with.
 #[derive(Debug, Clone, Copy)]
@@ -95,7 +99,7 @@ impl Case {
         let mut engine = self.engine(&comm, dir);
         let replica = self.mesh.coord(comm.rank() as usize).dp;
         let training = ShortRun {
-            steps: STEPS,
+            steps: steps(),
             batch: BATCH,
             seq_len: SEQ_LEN,
             micro_batches: self.micro_batches,
@@ -118,7 +122,7 @@ impl Case {
     fn check(self) {
         let Self { dropout, tied, .. } = self;
         let single = Self { dropout, tied, ..Self::new(self.family) }.run();
-        let (first, last) = (single[0].loss, single[STEPS as usize - 1].loss);
+        let (first, last) = (single[0].loss, single[steps() as usize - 1].loss);
         assert!(last < first - 0.1, "loss did not decrease: {single:?}");
         for (step, (a, b)) in single.iter().zip(self.run()).enumerate() {
             for (a, b) in [(a.loss, b.loss), (a.grad_norm, b.grad_norm)] {
@@ -308,7 +312,7 @@ fn any_case() -> impl Strategy<Value = Case> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: if all_cases() { 64 } else { 6 }, ..ProptestConfig::default() })]
     #[test]
     fn any_combination(case in any_case()) {
         case.check();

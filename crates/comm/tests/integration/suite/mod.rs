@@ -87,7 +87,7 @@ pub fn kill_self_after(time: Duration) {
 
 /// The number of cases, from the environment or the default.
 pub fn case_count(default: u32) -> u32 {
-    std::env::var("REGATTA_TEST_CASES").map_or(default, |cases| cases.parse().unwrap())
+    std::env::var(regatta_testbed::TEST_CASES).map_or(default, |cases| cases.parse().unwrap())
 }
 
 /// Every collective and dtype, in place and out of place, on a world of each size.
@@ -211,7 +211,7 @@ pub fn sampled_combinations_on_rank(comm: &dyn Comm, default: u32, devices: bool
 pub fn large_buffers<C: Comm>(world: impl Fn(u32) -> Vec<C>) {
     let ranks = 2;
     let some = [CallKind::AllReduce, CallKind::AllGather, CallKind::AllToAll];
-    let all = std::env::var_os("REGATTA_TEST_CASES").is_some();
+    let all = regatta_testbed::all_cases();
     let kinds = if all { &CallKind::ALL[..] } else { &some[..] };
     for (at, kind) in kinds.iter().copied().enumerate() {
         let blocks = if kind.has_uniform_count() { 1 } else { ranks as usize };

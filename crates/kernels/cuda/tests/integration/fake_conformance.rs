@@ -7,6 +7,12 @@ use regatta_device::precision::Precision;
 use regatta_device_conformance::{Check, Suite, Tolerances, run_checks};
 use regatta_kernels_cuda::CudaDevice;
 use regatta_kernels_cuda::fake::FakeDevice;
+use regatta_testbed::all_cases;
+
+/// Half as many in the tests as in `cargo xtask accept conformance`.
+fn cases(count: u32) -> u32 {
+    if all_cases() { count } else { count / 2 }
+}
 
 /// Runs the suite on devices that `configure` changes. They must free all of their memory.
 fn check(fake: &FakeDevice, tolerances: Tolerances, configure: fn(CudaDevice) -> CudaDevice) {
@@ -16,7 +22,7 @@ fn check(fake: &FakeDevice, tolerances: Tolerances, configure: fn(CudaDevice) ->
         probes.borrow_mut().push(probe);
         Box::new(configure(device))
     };
-    let suite = Suite { make_device: &make_device, tolerances, cases: 12, max: 24, seed: 1 };
+    let suite = Suite { make_device: &make_device, tolerances, cases: cases(12), max: 24, seed: 1 };
     let wanted = std::env::var("REGATTA_CONFORMANCE").unwrap_or_default();
     let checks = suite.checks().into_iter().filter(|check| check.name.contains(&wanted));
     if let Err(failures) = run_checks(checks) {
@@ -74,7 +80,7 @@ fn dtypes_of_the_residual_stream_and_its_gradient_match_the_reference() {
             };
             let tolerances = Tolerances::BF16;
             let suite =
-                Suite { make_device: &make_device, tolerances, cases: 12, max: 24, seed: 1 };
+                Suite { make_device: &make_device, tolerances, cases: cases(12), max: 24, seed: 1 };
             let is_residual = |check: &Check<'_>| {
                 ["norm", "embedding", "dropout"].iter().any(|name| check.name.contains(name))
             };
@@ -98,7 +104,8 @@ fn fp8_gemms_match_the_reference() {
             Box::new(device.with_fp8(Fp8::All).unwrap())
         };
         let tolerances = Tolerances::BF16;
-        let suite = Suite { make_device: &make_device, tolerances, cases: 6, max: 24, seed: 1 };
+        let suite =
+            Suite { make_device: &make_device, tolerances, cases: cases(6), max: 24, seed: 1 };
         // Long rows take minutes on the host.
         let checks = suite.fp8().into_iter().filter(|check| check.name.starts_with("random"));
         run_checks(checks).unwrap();
