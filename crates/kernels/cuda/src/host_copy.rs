@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use regatta_comm::gpu_runtime::{MEMCPY_DEFAULT, Runtime, SUCCESS, Stream};
 use regatta_comm::{Buffer, DType, Event};
-use regatta_device::tensor::{Tensor, View, ViewMut};
+use regatta_device::tensor::{Tensor, View};
 use regatta_device::{DeviceError, HostTensor};
 
 use crate::owned_stream::OwnedStream;
@@ -28,10 +28,10 @@ impl CopyStreams {
     }
 
     /// The stream of a direction.
-    fn get(&self, direction: Direction, runtime: &Arc<Runtime>) -> Result<Stream, c_int> {
+    fn get(&self, direction: CopyDirection, runtime: &Arc<Runtime>) -> Result<Stream, c_int> {
         let stream = match direction {
-            Direction::ToDevice => &self.to_device,
-            Direction::ToHost => &self.to_host,
+            CopyDirection::ToDevice => &self.to_device,
+            CopyDirection::ToHost => &self.to_host,
         };
         match stream.get_or_init(|| OwnedStream::create(runtime)) {
             Ok(stream) => Ok(stream.raw),
@@ -53,7 +53,7 @@ impl CopyStreams {
 
 /// The direction of a copy.
 #[derive(Clone, Copy)]
-enum Direction {
+pub(crate) enum CopyDirection {
     ToDevice,
     ToHost,
 }
@@ -84,28 +84,10 @@ impl CudaDevice {
         Ok(HostTensor::new(Tensor::from_buffer(buffer, dtype)))
     }
 
-    pub(crate) fn copy_to_device(
-        &self,
-        from: &mut HostTensor,
-        to: &ViewMut<'_>,
-        after: Option<&Event>,
-    ) -> Option<Event> {
-        self.copy_pinned(Direction::ToDevice, from, to.view(), after)
-    }
-
-    pub(crate) fn copy_from_device(
-        &self,
-        from: View<'_>,
-        to: &mut HostTensor,
-        after: Option<&Event>,
-    ) -> Option<Event> {
-        self.copy_pinned(Direction::ToHost, to, from, after)
-    }
-
     /// Queues a copy; an error is the device's.
-    fn copy_pinned(
+    pub(crate) fn copy_pinned(
         &self,
-        direction: Direction,
+        direction: CopyDirection,
         host: &mut HostTensor,
         on_device: View<'_>,
         after: Option<&Event>,
@@ -120,8 +102,8 @@ impl CudaDevice {
         }
         let device = Ptr::of(on_device).as_raw();
         let (to, from) = match direction {
-            Direction::ToDevice => (device, pinned),
-            Direction::ToHost => (pinned, device),
+            CopyDirection::ToDevice => (device, pinned),
+            CopyDirection::ToHost => (pinned, device),
         };
         let queue = || -> Result<Event, String> {
             let code_error = |code| self.runtime.error_string(code);

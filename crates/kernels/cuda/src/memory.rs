@@ -1,17 +1,19 @@
 //! Allocation, copies and completion.
 
 use std::ffi::{c_int, c_void};
-use std::ops::Range;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
 use regatta_comm::gpu_runtime::{MEMCPY_DEFAULT, SUCCESS, TimingEvent};
 use regatta_comm::{DType, Event, MemorySpace};
-use regatta_device::ops::{ArenaUse, GPU_MAX_LOGITS, KernelTime, MemoryUse, TimeMark};
+use regatta_device::ops::{
+    ArenaUse, ColumnRange, GPU_MAX_LOGITS, KernelTime, MemoryUse, TimeMark, column_copy_rows,
+};
 use regatta_device::tensor::{Tensor, View, ViewMut};
 use regatta_device::{DeviceError, DeviceMemory, HostTensor};
 
 use crate::arena;
+use crate::host_copy::CopyDirection;
 use crate::owned_stream::{Memory, MemorySource, OwnedStream};
 use crate::token_staging::StagingError;
 use crate::{CudaDevice, Ptr};
@@ -166,7 +168,7 @@ impl CudaDevice {
 
     /// Records the error of an operation that was queued earlier.
     fn fail_queued(&self, cause: &str) {
-        let hint = match self.is_launch_blocking() {
+        let hint = match self.launch_blocking {
             true => "",
             false => "; set REGATTA_LAUNCH_BLOCKING=1 to find the kernel",
         };
@@ -194,7 +196,7 @@ fn assert_float(dtype: DType) {
 
 impl DeviceMemory for CudaDevice {
     fn memory_space(&self) -> MemorySpace {
-        MemorySpace::Device(self.index())
+        MemorySpace::Device(self.index)
     }
 
     fn memory_use(&self) -> Option<MemoryUse> {
@@ -221,15 +223,15 @@ impl DeviceMemory for CudaDevice {
     }
 
     fn activation_dtype(&self) -> DType {
-        self.precision().dtype()
+        self.precision.dtype()
     }
 
     fn residual_dtype(&self) -> DType {
-        self.residual().dtype()
+        self.residual.dtype()
     }
 
     fn residual_grad_dtype(&self) -> DType {
-        self.residual_gradient().dtype()
+        self.residual_gradient.dtype()
     }
 
     fn weight_dtype(&self) -> DType {
@@ -320,7 +322,7 @@ impl DeviceMemory for CudaDevice {
         to: ViewMut<'_>,
         after: Option<&Event>,
     ) -> Option<Event> {
-        self.copy_to_device(from, &to, after)
+        self.copy_pinned(CopyDirection::ToDevice, from, to.view(), after)
     }
 
     fn store_async(
@@ -329,7 +331,7 @@ impl DeviceMemory for CudaDevice {
         to: &mut HostTensor,
         after: Option<&Event>,
     ) -> Option<Event> {
-        self.copy_from_device(from, to, after)
+        self.copy_pinned(CopyDirection::ToHost, to, from, after)
     }
 
     fn copy(&self, from: View<'_>, to: ViewMut<'_>) {
@@ -341,14 +343,9 @@ impl DeviceMemory for CudaDevice {
         self.convert(from, to);
     }
 
-    fn copy_from_columns(&self, x: View<'_>, row_len: usize, cols: Range<usize>, y: ViewMut<'_>) {
-        let columns = cols.len();
-        self.copy_columns(x, (row_len, cols.start), y, (columns, 0), columns);
-    }
-
-    fn copy_to_columns(&self, x: View<'_>, y: ViewMut<'_>, row_len: usize, cols: Range<usize>) {
-        let columns = cols.len();
-        self.copy_columns(x, (columns, 0), y, (row_len, cols.start), columns);
+    fn copy_columns(&self, x: View<'_>, from: ColumnRange, y: ViewMut<'_>, to: ColumnRange) {
+        let rows = column_copy_rows(x, &from, y.view(), &to);
+        self.launch_copy_columns(rows, x, &from, y, &to);
     }
 
     fn fill(&self, value: f64, x: ViewMut<'_>) {
@@ -418,11 +415,12 @@ impl DeviceMemory for CudaDevice {
     }
 
     fn start_kernel_times(&self) {
-        self.enable_kernel_times();
+        self.kernel_times.enable();
     }
 
     fn take_kernel_times(&self) -> Vec<KernelTime> {
-        self.collect_kernel_times()
+        self.synchronize_stream();
+        self.kernel_times.take()
     }
 
     fn record_event(&self) -> Option<Event> {

@@ -1,7 +1,6 @@
 //! Rotary position embedding.
 
-use regatta_device::ops::{AttentionShape, RopeDirection, TOKEN_DTYPE};
-use regatta_device::tensor::{View, ViewMut};
+use regatta_device::ops::{AttentionShape, RopeArgs, RopeDirection, TOKEN_DTYPE};
 
 use crate::elementwise::{is_vectorised, kernel_name, to_u32};
 use crate::{CudaDevice, Grid, Kernel, Ptr, Source};
@@ -16,15 +15,8 @@ const THREADS: u32 = 256;
 const BLOCKS_PER_SM: usize = 16;
 
 impl CudaDevice {
-    /// Rotates queries and keys in place by their `positions`, one per token of a sequence.
-    pub(crate) fn rope(
-        &self,
-        shape: AttentionShape,
-        theta: f64,
-        positions: View<'_>,
-        direction: RopeDirection,
-        qkv: ViewMut<'_>,
-    ) {
+    pub(crate) fn rope(&self, args: RopeArgs<'_>) {
+        let RopeArgs { shape, theta, positions, direction, qkv } = args;
         let AttentionShape { batch, seq_len, heads, kv_heads, head_dim } = shape;
         assert_eq!(positions.len(), seq_len, "there is one position per token of a sequence");
         assert!(positions.dtype() == TOKEN_DTYPE, "positions are {TOKEN_DTYPE}");
