@@ -43,7 +43,7 @@ impl AttentionOps for Cpu {
         let (q, kv, y, lse) = (qkv.into(), qkv.into(), DisjointMut::new(y), DisjointMut::new(lse));
         let args = ForwardArgs { q, kv, dropout, y, lse };
         let layout = QkvLayout::fused(shape);
-        self.for_each_head(shape.into(), layout, |head| match self.uses_bf16_attention() {
+        self.for_each_group(shape.into(), layout, 1, |head| match self.uses_bf16_attention() {
             true => self.forward_head_bf16(head, args),
             false => self.forward_head(head, args),
         });
@@ -69,7 +69,7 @@ impl AttentionOps for Cpu {
         assert!(y.is_f32() && lse.is_f32(), "chunks are merged in f32");
         let args = ForwardArgs { q, kv, dropout, y, lse };
         let layout = QkvLayout::separate(shape);
-        self.for_each_head(shape, layout, |head| self.merge_head(head, args));
+        self.for_each_group(shape, layout, 1, |head| self.merge_head(head, args));
     }
 
     fn attention_chunk_backward(&self, args: AttentionChunkBackwardArgs<'_>) {
@@ -160,18 +160,21 @@ fn blocks(range: Range<usize>, rows: usize) -> impl Iterator<Item = Range<usize>
 }
 
 impl Cpu {
-    /// Calls `work` for each head of each sequence, unless there are no queries or no keys.
-    fn for_each_head(
+    /// Calls `work` for the first of each `group` heads of each sequence, unless there are no queries or no
+    /// keys.
+    fn for_each_group(
         &self,
         shape: AttentionChunkShape,
         layout: QkvLayout,
+        group: usize,
         work: impl Fn(AttentionHead) + Sync,
     ) {
         if shape.rows() == 0 || shape.keys == 0 {
             return;
         }
-        self.pool.run(shape.batch * shape.heads, |unit| {
-            let (sequence, head) = (unit / shape.heads, unit % shape.heads);
+        let groups = shape.heads / group;
+        self.pool.run(shape.batch * groups, |unit| {
+            let (sequence, head) = (unit / groups, unit % groups * group);
             work(AttentionHead { shape, layout, sequence, head });
         });
     }
