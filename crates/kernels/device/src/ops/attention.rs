@@ -5,7 +5,7 @@ use crate::tensor::{View, ViewMut};
 
 /// Shape of causal attention. A row of `qkv` has the queries of all heads, then the keys of all key/value
 /// heads, then their values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AttentionShape {
     /// Sequences.
     pub batch: usize,
