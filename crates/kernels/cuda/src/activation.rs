@@ -81,10 +81,9 @@ impl CudaDevice {
         let row_blocks = row_blocks.min(rows);
         let partials = self.scratch(row_blocks * columns * size_of::<f32>());
         let name = kernel_name("gelu_backward_bias", [saved.dtype(), dy.dtype()]);
-        let blocks = [to_u32(column_blocks), to_u32(row_blocks), 1];
         self.launch(
             &Kernel::new(&SOURCE, name),
-            Grid { blocks, threads: COLUMN_THREADS as u32, shared_bytes: 0 },
+            Grid::planar([column_blocks, row_blocks], COLUMN_THREADS),
             &[
                 saved_ptr.into(),
                 dy_ptr.into(),

@@ -129,10 +129,9 @@ impl CudaDevice {
         let (dy_ptr, dtable_ptr) = (Ptr::of(dy), Ptr::of_mut(&dtable));
         let is_vectorised = is_vectorised(&[dim], &[dy_ptr, dtable_ptr]);
         let columns_per_block = SUM_THREADS * if is_vectorised { 8 } else { 1 };
-        let blocks = [to_u32(table_rows), to_u32(dim.div_ceil(columns_per_block)), 1];
         self.launch(
             &Kernel::new(&SOURCE, kernel_name("add_sorted_rows", [dy.dtype()])),
-            Grid { blocks, threads: SUM_THREADS as u32, shared_bytes: 0 },
+            Grid::planar([table_rows, dim.div_ceil(columns_per_block)], SUM_THREADS),
             &[
                 order.into(),
                 starts.into(),

@@ -71,19 +71,14 @@ impl Fp8Ops for CudaDevice {
         let row_blocks = rows.div_ceil(TILE).min(MAX_PARTIAL_ROWS);
         let partials = self.scratch(row_blocks * columns * size_of::<f32>());
         let (rows_arg, columns_arg) = (Arg::from(rows as u64), Arg::from(columns as u64));
-        let grid = |[x, y]: [usize; 2]| Grid {
-            blocks: [to_u32(x), to_u32(y), 1],
-            threads: TRANSPOSE_THREADS as u32,
-            shared_bytes: 0,
-        };
         self.launch(
             &Kernel::new(&TRANSPOSE_SOURCE, kernel_name("column_maxima", [x.dtype()])),
-            grid([column_blocks, row_blocks]),
+            Grid::planar([column_blocks, row_blocks], TRANSPOSE_THREADS),
             &[Ptr::of(x).into(), rows_arg, columns_arg, partials.into()],
         );
         self.launch(
             &Kernel::new(&TRANSPOSE_SOURCE, kernel_name("quantize_transpose", [x.dtype()])),
-            grid([columns.div_ceil(TILE), rows.div_ceil(TILE)]),
+            Grid::planar([columns.div_ceil(TILE), rows.div_ceil(TILE)], TRANSPOSE_THREADS),
             &[
                 Ptr::of(x).into(),
                 partials.into(),

@@ -156,7 +156,7 @@ impl CudaDevice {
         let (rows, row_len) = (rows as u64, columns as u64);
         self.launch(
             &Kernel::new(&SOURCE, name),
-            grid([column_blocks, count], LANES * GROUPS),
+            Grid::planar([column_blocks, count], LANES * GROUPS),
             &[
                 Ptr::of(x).into(),
                 rows.into(),
@@ -176,7 +176,7 @@ impl CudaDevice {
         let (rows, row_len) = (count as u64, columns as u64);
         self.launch(
             &Kernel::new(&SOURCE, "add_partial_sums"),
-            grid([columns.div_ceil(LANES), 1], LANES * PARTIAL_GROUPS),
+            Grid::planar([columns.div_ceil(LANES), 1], LANES * PARTIAL_GROUPS),
             &[partials.into(), rows.into(), row_len.into(), Ptr::of_mut(&sums).into()],
         );
     }
@@ -213,7 +213,7 @@ impl CudaDevice {
         let (rows, row_len) = (rows as u64, columns as u64);
         self.launch(
             &Kernel::new(&SOURCE, name),
-            grid(blocks, LANES * GROUPS),
+            Grid::planar(blocks, LANES * GROUPS),
             &[y_ptr.into(), bias_ptr.into(), rows.into(), row_len.into()],
         );
     }
@@ -265,10 +265,6 @@ impl CudaDevice {
         }
         Some((DType::Bf16, converted))
     }
-}
-
-fn grid([x, y]: [usize; 2], threads: usize) -> Grid {
-    Grid { blocks: [x as u32, y as u32, 1], threads: threads as u32, shared_bytes: 0 }
 }
 
 /// Elements of one access to rows of `columns` elements: 16 bytes, or one element if the rows or an

@@ -42,7 +42,8 @@ impl LossOps for CudaDevice {
         assert_targets(targets);
         assert_partials(partials.view(), targets.len());
         if !targets.is_empty() {
-            self.launch_partials(targets, vocab, logits, Ptr::of_mut(&partials));
+            let (rows, to) = (LogitRows { targets, vocab, logits }, Ptr::of_mut(&partials));
+            self.launch_rows("cross_entropy_partials", rows, None, to.into());
         }
     }
 
@@ -74,7 +75,9 @@ impl LossOps for CudaDevice {
         assert_targets(targets);
         assert_partials(merged, targets.len());
         if !targets.is_empty() {
-            self.launch_backward(targets, vocab, Ptr::of(merged), logits, grad_scale);
+            let rows = LogitRows { targets, vocab, logits: logits.view() };
+            let (merged, scale) = (Ptr::of(merged), (grad_scale as f32).into());
+            self.launch_rows("cross_entropy_backward", rows, Some(merged), scale);
         }
     }
 }
@@ -134,35 +137,27 @@ impl CudaDevice {
         let rows = targets.len();
         let losses = self.scratch(rows * (size_of::<f64>() + PARTIALS_PER_ROW * size_of::<f32>()));
         let partials = losses.offset_bytes(rows * size_of::<f64>());
-        self.launch_partials(targets, 0..vocab, logits.view(), partials);
+        let all = || LogitRows { targets, vocab: 0..vocab, logits: logits.view() };
+        self.launch_rows("cross_entropy_partials", all(), None, partials.into());
         self.launch_merge(partials, rows, 1, Ptr::NULL, losses);
         if let Some(grad_scale) = grad_scale {
-            self.launch_backward(targets, 0..vocab, partials, logits, grad_scale);
+            let scale = (grad_scale as f32).into();
+            self.launch_rows("cross_entropy_backward", all(), Some(partials), scale);
         }
         self.add_scalars(losses, rows, &loss);
     }
 
-    fn launch_partials(
-        &self,
-        targets: View<'_>,
-        vocab: Range<usize>,
-        logits: View<'_>,
-        partials: Ptr,
-    ) {
+    /// Launches a kernel of the partials of rows of logits, or of their gradient, which reads merged partials.
+    fn launch_rows(&self, function: &str, rows: LogitRows<'_>, merged: Option<Ptr>, last: Arg) {
+        let LogitRows { targets, vocab, logits } = rows;
         let row_len = logit_row_len(logits.len(), targets.len(), vocab.len());
         let threads = row_threads(row_len, logits.dtype(), MAX_THREADS / 2);
-        self.launch(
-            &Kernel::new(&SOURCE, kernel_name("cross_entropy_partials", [logits.dtype()])),
-            Grid::new(to_u32(targets.len()), threads),
-            &[
-                Ptr::of(targets).into(),
-                (vocab.start as u64).into(),
-                Ptr::of(logits).into(),
-                to_u32(vocab.len()).into(),
-                to_u32(row_len).into(),
-                partials.into(),
-            ],
-        );
+        let mut args = vec![Arg::from(Ptr::of(targets)), (vocab.start as u64).into()];
+        args.extend(merged.map(Arg::from));
+        let sizes = [vocab.len(), row_len].map(to_u32);
+        args.extend([Arg::from(Ptr::of(logits)), sizes[0].into(), sizes[1].into(), last]);
+        let kernel = Kernel::new(&SOURCE, kernel_name(function, [logits.dtype()]));
+        self.launch(&kernel, Grid::new(to_u32(targets.len()), threads), &args);
     }
 
     fn launch_merge(&self, partials: Ptr, rows: usize, sets: usize, merged: Ptr, losses: Ptr) {
@@ -178,31 +173,13 @@ impl CudaDevice {
             ],
         );
     }
+}
 
-    fn launch_backward(
-        &self,
-        targets: View<'_>,
-        vocab: Range<usize>,
-        merged: Ptr,
-        logits: ViewMut<'_>,
-        grad_scale: f64,
-    ) {
-        let row_len = logit_row_len(logits.len(), targets.len(), vocab.len());
-        let threads = row_threads(row_len, logits.dtype(), MAX_THREADS / 2);
-        self.launch(
-            &Kernel::new(&SOURCE, kernel_name("cross_entropy_backward", [logits.dtype()])),
-            Grid::new(to_u32(targets.len()), threads),
-            &[
-                Ptr::of(targets).into(),
-                (vocab.start as u64).into(),
-                merged.into(),
-                Ptr::of_mut(&logits).into(),
-                to_u32(vocab.len()).into(),
-                to_u32(row_len).into(),
-                (grad_scale as f32).into(),
-            ],
-        );
-    }
+/// Rows of logits of some tokens.
+struct LogitRows<'a> {
+    targets: View<'a>,
+    vocab: Range<usize>,
+    logits: View<'a>,
 }
 
 /// Bytes of the aligned vectors that contain a row, wherever it starts.

@@ -5,7 +5,7 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
 use regatta_comm::gpu_runtime::{MEMCPY_DEFAULT, SUCCESS, TimingEvent};
-use regatta_comm::{DType, Event, MemorySpace};
+use regatta_comm::{Buffer, DType, Event, MemorySpace};
 use regatta_device::ops::{
     ArenaUse, ColumnRange, GPU_MAX_LOGITS, KernelTime, MemoryUse, TimeMark, column_copy_rows,
 };
@@ -15,6 +15,7 @@ use regatta_device::{DeviceError, DeviceMemory, HostTensor};
 use crate::arena;
 use crate::host_copy::CopyDirection;
 use crate::owned_stream::{Memory, MemorySource, OwnedStream};
+use crate::pinned::Pinned;
 use crate::token_staging::StagingError;
 use crate::{CudaDevice, Ptr};
 
@@ -152,6 +153,15 @@ impl CudaDevice {
         }
     }
 
+    /// Queues zeros to device memory.
+    fn queue_zeros(&self, start: *mut c_void, bytes: usize) {
+        // SAFETY: the memory has this many bytes, as the callers ensure, and the stream is valid.
+        let code = unsafe { (self.driver.memset_async)(start, 0, bytes, self.stream()) };
+        if code != SUCCESS {
+            self.fail("zeroing memory", self.driver.error_string(code));
+        }
+    }
+
     /// Waits for the stream; an error of any queued operation becomes the device's error.
     fn wait(&self) -> Result<(), DeviceError> {
         self.check()?;
@@ -266,13 +276,7 @@ impl DeviceMemory for CudaDevice {
         let start = memory.as_ref().and_then(|memory| NonNull::new(memory.start.cast::<u8>()));
         let start = start.unwrap_or(NonNull::dangling());
         if memory.is_some() {
-            // SAFETY: the memory has this many bytes, and the stream is valid.
-            let code = unsafe {
-                (self.driver.memset_async)(start.as_ptr().cast(), 0, bytes, self.stream())
-            };
-            if code != SUCCESS {
-                self.fail("zeroing memory", self.driver.error_string(code));
-            }
+            self.queue_zeros(start.as_ptr().cast(), bytes);
         }
         // SAFETY: the owner keeps the memory valid; accesses are ordered by the stream, and by events
         // with other streams.
@@ -313,7 +317,23 @@ impl DeviceMemory for CudaDevice {
     }
 
     fn zeros_pinned(&self, elements: usize, dtype: DType) -> Result<HostTensor, DeviceError> {
-        self.alloc_pinned(elements, dtype)
+        self.make_current();
+        self.check()?;
+        let bytes = elements * dtype.size();
+        let memory = Pinned::alloc(&self.runtime, bytes).map_err(|code| {
+            let cause = format!(
+                "{bytes} bytes: {}; offload less (offload.optimizer, offload.parameters), offload to \
+                 disk, or raise the memory limit of the job",
+                self.runtime.error_string(code)
+            );
+            self.error("allocating pinned host memory", cause)
+        })?;
+        let start = NonNull::new(memory.start.cast::<u8>()).unwrap_or(NonNull::dangling());
+        // SAFETY: the allocation has this many bytes.
+        unsafe { start.write_bytes(0, bytes) };
+        // SAFETY: initialised memory, aligned to a page, which its owner frees.
+        let buffer = unsafe { Buffer::from_owner(start, bytes, Box::new(memory)) };
+        Ok(HostTensor::new(Tensor::from_buffer(buffer, dtype)))
     }
 
     fn load_async(
@@ -360,12 +380,7 @@ impl DeviceMemory for CudaDevice {
         if bytes == 0 || self.has_failed() || !self.make_current() {
             return;
         }
-        let start = Ptr::of_mut(&x).as_raw();
-        // SAFETY: the tensor has this many bytes, and the stream is valid.
-        let code = unsafe { (self.driver.memset_async)(start, 0, bytes, self.stream()) };
-        if code != SUCCESS {
-            self.fail("zeroing memory", self.driver.error_string(code));
-        }
+        self.queue_zeros(Ptr::of_mut(&x).as_raw(), bytes);
     }
 
     fn copy_tokens_from_host(&self, from: &[u32], to: ViewMut<'_>) {

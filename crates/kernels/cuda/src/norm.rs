@@ -205,11 +205,10 @@ impl CudaDevice {
         let parts = Parts { has_bias, has_sums: false, has_fp8: false };
         let partials = self.scratch(row_blocks * parts.count() * columns * size_of::<f32>());
         let kernel = dtypes.kernel(&GENERIC_SOURCE, "norm_backward_params");
-        let blocks = [to_u32(column_blocks), to_u32(row_blocks), 1];
         let BackwardTensors { dy, x, mean_rstd, .. } = *tensors;
         self.launch(
             &kernel,
-            Grid { blocks, threads: GENERIC_THREADS, shared_bytes: 0 },
+            Grid::planar([column_blocks, row_blocks], GENERIC_THREADS as usize),
             &[
                 dy.into(),
                 x.into(),

@@ -9,7 +9,7 @@ pub(crate) static SOURCE: Source =
     Source { name: "rope", text: include_str!("../kernels/rope.cu") };
 
 /// `THREADS` of the source.
-const THREADS: u32 = 256;
+const THREADS: usize = 256;
 
 /// Blocks per multiprocessor that hide the latency of the angles.
 const BLOCKS_PER_SM: usize = 16;
@@ -28,11 +28,11 @@ impl CudaDevice {
         let pointer = Ptr::of_mut(&qkv);
         let is_vectorised = is_vectorised(&[half, shape.qkv_dim()], &[pointer]);
         let sequence_blocks = (BLOCKS_PER_SM * self.sm_count() as usize).div_ceil(seq_len);
-        let blocks = [to_u32(seq_len), to_u32(sequence_blocks.min(batch)), 1];
+        let grid = Grid::planar([seq_len, sequence_blocks.min(batch)], THREADS);
         let sign: f32 = if direction == RopeDirection::Forward { 1.0 } else { -1.0 };
         self.launch(
             &Kernel::new(&SOURCE, kernel_name("rope", [qkv.dtype()])),
-            Grid { blocks, threads: THREADS, shared_bytes: to_u32(2 * half * size_of::<f32>()) },
+            grid.shared(to_u32(2 * half * size_of::<f32>())),
             &[
                 pointer.into(),
                 Ptr::of(positions).into(),

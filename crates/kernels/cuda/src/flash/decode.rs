@@ -39,11 +39,9 @@ impl CudaDevice {
             kernel(function, head_dim as u64, dtypes)
                 .define("WARP_THREADS", self.warp_threads() as u64)
         };
-        let blocks = [to_u32(heads), to_u32(splits), 1];
-        let threads = to_u32(WARPS * self.warp_threads());
         self.launch(
             &kernel("attention_decode"),
-            Grid { blocks, threads, shared_bytes: 0 },
+            Grid::planar([heads, splits], WARPS * self.warp_threads()),
             &[
                 Ptr::of(q).into(),
                 Ptr::of(keys).into(),
