@@ -2,12 +2,15 @@
 //! not worsen the ratio. Each result is saved at once, and the next run shows the change.
 
 pub mod nccl_compare;
+pub mod processes;
 pub mod sim_agents;
 pub mod sim_ranks;
 
 use std::hint::black_box;
+use std::num::ParseIntError;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -86,6 +89,23 @@ pub fn report(case: &str, ours: RunTimes, peers: &[(&str, RunTimes)]) -> Result<
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let text = format!("{}\n", ours.median.as_secs_f64());
     std::fs::write(&file, text).with_context(|| file.display().to_string())
+}
+
+/// An argument of this program that is a number, from position 1, or a default.
+pub fn number_argument<N: FromStr<Err = ParseIntError>>(at: usize, default: N) -> Result<N> {
+    let invalid = |text: &str| format!("{text} is not a number");
+    match std::env::args().nth(at) {
+        Some(text) => text.parse().with_context(|| invalid(&text)),
+        None => Ok(default),
+    }
+}
+
+/// The largest resident set of this process.
+pub fn peak_resident_kb() -> Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let number = line.and_then(|line| line.trim().split(' ').next()).context("no VmHWM")?;
+    Ok(number.parse()?)
 }
 
 /// The `regatta` binary next to this program.

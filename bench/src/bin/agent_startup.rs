@@ -4,12 +4,11 @@
 //! Coordinator, agent state machines and connections are real; the agents are distributed over a
 //! few processes of this program.
 
-use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use regatta_benchmarks::processes::{LineProcess, request};
 use regatta_benchmarks::sim_agents::{SimAgents, SimConfig, free_port};
 use regatta_benchmarks::{Contender, RunTimes, interleave, report};
 use regatta_launch::agents::bootstrap_document::JobTimeouts;
@@ -69,13 +68,15 @@ fn contender(fan_out: u32, jobs: &mut Vec<Duration>) -> Contender<'_> {
 }
 
 fn start_agents(fan_out: u32) -> Result<(Duration, Duration)> {
-    let mut processes = AgentProcesses::start()?;
+    let arguments = |index: u32| vec![AS_AGENTS.to_owned(), index.to_string()];
+    let mut processes = LineProcess::spawn_own((0..PROCESSES).map(arguments))?;
     let hosts: Vec<String> = (0..AGENTS).map(|i| format!("node{i}")).collect();
     let (secret, port) = (Secret::generate()?, free_port()?);
 
     let start = Instant::now();
     let mut coordinator = Coordinator::listen(&hosts, secret.clone(), TIMES)?;
-    processes.go(&format!("{} {fan_out} {port} {}", coordinator.port(), secret.to_hex()))?;
+    let request = format!("{} {fan_out} {port} {}", coordinator.port(), secret.to_hex());
+    processes.iter_mut().try_for_each(|process| process.write_line(&request))?;
     while !coordinator.missing().is_empty() {
         coordinator.poll(TICK);
         if start.elapsed() > TIMES.join {
@@ -102,7 +103,7 @@ fn start_agents(fan_out: u32) -> Result<(Duration, Duration)> {
         bail!("{ended} of {AGENTS} ranks exited successfully");
     }
     coordinator.shutdown();
-    processes.wait()?;
+    LineProcess::finish(processes)?;
     Ok((join, job))
 }
 
@@ -133,67 +134,13 @@ fn machine() -> Result<String> {
     Ok(document::to_json_line(&regatta_discover::systems::system("lumi-g")?)?)
 }
 
-/// The processes that run the agents.
-struct AgentProcesses(Vec<Child>);
-
-impl AgentProcesses {
-    /// Starts the processes and waits until all are ready.
-    fn start() -> Result<Self> {
-        let program = std::env::current_exe()?;
-        let mut processes = Self(Vec::new());
-        for index in 0..PROCESSES {
-            let mut command = Command::new(&program);
-            command.args([AS_AGENTS, &index.to_string()]);
-            let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-            processes.0.push(child);
-        }
-        for child in &mut processes.0 {
-            let output = child.stdout.take().context("no stdout of an agent process")?;
-            BufReader::new(output).read_line(&mut String::new())?;
-        }
-        Ok(processes)
-    }
-
-    fn go(&mut self, request: &str) -> Result<()> {
-        for child in &mut self.0 {
-            let mut input = child.stdin.take().context("no stdin of an agent process")?;
-            writeln!(input, "{request}")?;
-        }
-        Ok(())
-    }
-
-    fn wait(mut self) -> Result<()> {
-        for mut child in self.0.drain(..) {
-            let status = child.wait()?;
-            if !status.success() {
-                bail!("an agent process failed with {status}");
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Drop for AgentProcesses {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
 /// Runs every `PROCESSES`-th agent until all are dismissed.
 fn run_agents(index: u32) -> Result<()> {
     let (machine, times) = (machine()?, TIMES);
-    println!("prepared");
-    let mut request = String::new();
-    std::io::stdin().read_line(&mut request)?;
-    let [root, fan_out, port, secret] = request.split_whitespace().collect::<Vec<_>>()[..] else {
-        bail!("invalid request: {request}");
-    };
+    let [root, fan_out, port, secret] = request()?;
     let tree = Tree { nodes: AGENTS, fan_out: fan_out.parse()? };
     let root = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), root.parse()?);
-    let (port, secret) = (port.parse()?, Secret::from_hex(secret)?);
+    let (port, secret) = (port.parse()?, Secret::from_hex(&secret)?);
     let config = SimConfig { tree, root, port, secret, times, machine };
     let nodes: Vec<u32> = (index..AGENTS).step_by(PROCESSES as usize).collect();
     let mut agents = SimAgents::new(&nodes, config)?;

@@ -5,14 +5,14 @@
 //! processes of this program.
 
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use regatta_benchmarks::RunTimes;
+use regatta_benchmarks::processes::{LineProcess, request};
 use regatta_benchmarks::sim_ranks::{SimRanks, SimRanksConfig};
 use regatta_comm::bootstrap::{BootstrapConfig, join, listen};
 use regatta_comm::libfabric::ProviderChoice;
@@ -63,13 +63,13 @@ fn print(what: &str, times: Vec<Duration>) {
 /// The time until all ranks have the world table.
 fn bootstrap() -> Result<Duration> {
     let kinds = (0..PROCESSES).map(|index| vec![AS_RANKS.to_owned(), index.to_string()]);
-    let mut processes = Processes::start(kinds.collect())?;
+    let mut processes = LineProcess::spawn_own(kinds)?;
     let (root, listener) = root_config(RANKS)?;
     let start = Instant::now();
-    processes.go(listener, &root)?;
+    begin(&mut processes, listener, &root)?;
     let comm = join(BootstrapConfig { fabric: ProviderChoice::Tcp, ..root })?;
     let time = start.elapsed();
-    processes.end()?;
+    LineProcess::finish(processes)?;
     drop(comm);
     Ok(time)
 }
@@ -77,14 +77,13 @@ fn bootstrap() -> Result<Duration> {
 /// The time in which some ranks join, which are threads of this process, without a flood or in the
 /// middle of one.
 fn rendezvous(flood: bool) -> Result<Duration> {
-    let kinds = if flood { vec![vec![AS_FLOOD.to_owned()]] } else { Vec::new() };
-    let mut processes = Processes::start(kinds)?;
+    let mut processes = LineProcess::spawn_own(flood.then(|| vec![AS_FLOOD.to_owned()]))?;
     let (root, address) = root_config(FLOODED_RANKS)?;
     let (port, secret) = (root.master_port, root.secret.clone());
-    processes.go(address, &root)?;
+    begin(&mut processes, address, &root)?;
     std::thread::scope(|scope| {
         let mut ranks = vec![scope.spawn(|| join(root))];
-        processes.wait_for_line()?;
+        processes.iter_mut().try_for_each(|process| process.read_line().map(drop))?;
         let start = Instant::now();
         ranks.extend((1..FLOODED_RANKS).map(|rank| {
             let config =
@@ -112,80 +111,21 @@ fn root_config(ranks: u32) -> Result<(BootstrapConfig, SocketAddr)> {
     Ok((root, address))
 }
 
-/// Other processes of this program.
-struct Processes(Vec<(Child, BufReader<ChildStdout>)>);
-
-impl Processes {
-    /// Starts processes with these arguments and waits until all are ready.
-    fn start(arguments: Vec<Vec<String>>) -> Result<Self> {
-        let program = std::env::current_exe()?;
-        let mut processes = Self(Vec::new());
-        for arguments in arguments {
-            let mut command = Command::new(&program);
-            let command = command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
-            let mut child = command.spawn()?;
-            let output = child.stdout.take().context("no stdout")?;
-            processes.0.push((child, BufReader::new(output)));
-        }
-        processes.wait_for_line()?;
-        Ok(processes)
-    }
-
-    /// Lets the processes exit.
-    fn end(mut self) -> Result<()> {
-        for (child, _) in &mut self.0 {
-            drop(child.stdin.take());
-        }
-        for (mut child, _) in self.0.drain(..) {
-            let status = child.wait()?;
-            if !status.success() {
-                bail!("a process failed with {status}");
-            }
-        }
-        Ok(())
-    }
-
-    /// Waits until every process has written a line.
-    fn wait_for_line(&mut self) -> Result<()> {
-        for (_, output) in &mut self.0 {
-            output.read_line(&mut String::new())?;
-        }
-        Ok(())
-    }
-
-    fn go(&mut self, root: SocketAddr, config: &BootstrapConfig) -> Result<()> {
-        let (secret, fanout) = (config.secret.to_hex(), config.table_fanout);
-        for (child, _) in &mut self.0 {
-            let input = child.stdin.as_mut().context("no stdin")?;
-            writeln!(input, "{root} {fanout} {secret}")?;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Processes {
-    fn drop(&mut self) {
-        for (child, _) in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
+/// Tells processes to begin.
+fn begin(processes: &mut [LineProcess], root: SocketAddr, config: &BootstrapConfig) -> Result<()> {
+    let line = format!("{root} {} {}", config.table_fanout, config.secret.to_hex());
+    processes.iter_mut().try_for_each(|process| process.write_line(&line))
 }
 
 /// The request that a process gets when it is to begin.
-fn request() -> Result<(SocketAddr, u32, Secret)> {
-    println!("prepared");
-    let mut request = String::new();
-    std::io::stdin().read_line(&mut request)?;
-    let [root, fanout, secret] = request.split_whitespace().collect::<Vec<_>>()[..] else {
-        bail!("invalid request: {request}");
-    };
-    Ok((root.parse()?, fanout.parse()?, Secret::from_hex(secret)?))
+fn begin_request() -> Result<(SocketAddr, u32, Secret)> {
+    let [root, fanout, secret] = request()?;
+    Ok((root.parse()?, fanout.parse()?, Secret::from_hex(&secret)?))
 }
 
 /// Runs every `PROCESSES`-th rank until the input ends.
 fn run_ranks(index: u32) -> Result<()> {
-    let (root, fanout, secret) = request()?;
+    let (root, fanout, secret) = begin_request()?;
     let ranks: Vec<u32> = (1 + index..RANKS).step_by(PROCESSES as usize).collect();
     let config = SimRanksConfig { world_size: RANKS, fanout, root, secret };
     let mut ranks = SimRanks::start(&ranks, config)?;
@@ -198,7 +138,7 @@ fn run_ranks(index: u32) -> Result<()> {
 
 /// Opens connections that send nothing, and replaces the oldest, until this process is killed.
 fn run_flood() -> Result<()> {
-    let (root, ..) = request()?;
+    let (root, ..) = begin_request()?;
     let opened = AtomicUsize::new(0);
     let open = || {
         let mut streams = VecDeque::new();

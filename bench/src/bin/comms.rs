@@ -9,8 +9,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
-use regatta_benchmarks::TempDir;
+use anyhow::{Result, ensure};
+use regatta_benchmarks::{TempDir, number_argument, peak_resident_kb};
 use regatta_events::file::{BlockEncoder, MAGIC, Record, read};
 use regatta_events::operation::{
     Algorithm, ClockSync, Communicator, DataType, Network, Operation, OperationKind, Process,
@@ -23,10 +23,7 @@ const RANKS: u32 = 8;
 const ARRIVALS: usize = 1 << 20;
 
 fn main() -> Result<()> {
-    let events: u64 = match std::env::args().nth(1) {
-        Some(text) => text.parse().context("EVENTS is not a number")?,
-        None => 10_000_000,
-    };
+    let events: u64 = number_argument(1, 10_000_000)?;
     let folder = TempDir::new()?;
     let paths: Vec<PathBuf> =
         (0..RANKS).map(|rank| folder.path().join(format!("rank-{rank:05}.events"))).collect();
@@ -182,11 +179,4 @@ fn checksum(path: &Path) -> Result<()> {
     }
     std::hint::black_box(hash.finalize());
     Ok(())
-}
-
-fn peak_resident_kb() -> Result<u64> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let number = line.and_then(|line| line.trim().split(' ').next()).context("no VmHWM")?;
-    Ok(number.parse()?)
 }

@@ -4,17 +4,15 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
+use regatta_benchmarks::number_argument;
 use regatta_discover::systems;
 use regatta_doctor::simulated::healthy_job;
 use regatta_doctor::{JobFacts, judge};
 use regatta_model::document;
 
 fn main() -> Result<()> {
-    let nodes: u32 = match std::env::args().nth(1) {
-        Some(text) => text.parse().context("NODES is not a number")?,
-        None => 1000,
-    };
+    let nodes = number_argument(1, 1000)?;
     for name in ["lumi-g", "dgx-h100"] {
         measure(name, nodes)?;
     }

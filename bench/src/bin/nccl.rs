@@ -10,7 +10,9 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result};
-use regatta_benchmarks::{TempDir, peer_source, python, regatta_binary, stdout_of, take_log};
+use regatta_benchmarks::{
+    TempDir, number_argument, peer_source, python, regatta_binary, stdout_of, take_log,
+};
 use regatta_model::{BenchResult, document};
 
 const SIZES: [u64; 5] = [8, 4096, 262_144, 2_097_152, 16_777_216];
@@ -20,8 +22,7 @@ const ITERATIONS: u32 = 50;
 type Times = BTreeMap<(String, u64), f64>;
 
 fn main() -> Result<()> {
-    let number = |at: usize, or: u32| std::env::args().nth(at).map_or(Ok(or), |text| text.parse());
-    let (ranks, rounds) = (number(1, 2)?, number(2, 5)?);
+    let (ranks, rounds) = (number_argument(1, 2)?, number_argument(2, 5)?);
     let (regatta, folder) = (regatta_binary()?, TempDir::new()?);
     let (mut ours, mut theirs) = (Times::new(), Times::new());
     for round in 0..rounds {

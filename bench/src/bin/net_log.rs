@@ -4,7 +4,8 @@
 use std::fmt::Write;
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
+use regatta_benchmarks::{number_argument, peak_resident_kb};
 use regatta_observe::net_log::{NetLog, report};
 
 const RANKS: u32 = 1024;
@@ -13,10 +14,7 @@ const RANKS_PER_NODE: u32 = 8;
 const CHUNK: usize = 1 << 20;
 
 fn main() -> Result<()> {
-    let megabytes: usize = match std::env::args().nth(1) {
-        Some(text) => text.parse().context("MEGABYTES is not a number")?,
-        None => 1000,
-    };
+    let megabytes: usize = number_argument(1, 1000)?;
     let block = block();
     let mut log = NetLog::default();
     let source = log.add_source("log", None);
@@ -67,11 +65,4 @@ fn block() -> String {
         }
     }
     text
-}
-
-fn peak_resident_kb() -> Result<u64> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let number = line.and_then(|line| line.trim().split(' ').next()).context("no VmHWM")?;
-    Ok(number.parse()?)
 }

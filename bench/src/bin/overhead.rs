@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use regatta_benchmarks::{TempDir, regatta_binary, stdout_of, take_log};
+use regatta_benchmarks::{TempDir, number_argument, regatta_binary, stdout_of, take_log};
 use regatta_comm::bootstrap::BootstrapConfig;
 use regatta_comm::{Collectives, Comm, ReduceOp, hierarchical};
 use regatta_model::{BenchResult, Measurement, document};
@@ -30,10 +30,7 @@ fn main() -> Result<()> {
     if std::env::var_os(RANK).is_some() {
         return run_rank();
     }
-    let rounds = match std::env::args().nth(1) {
-        Some(word) => word.parse().with_context(|| format!("invalid number of rounds: {word}"))?,
-        None => ROUNDS,
-    };
+    let rounds = number_argument(1, ROUNDS)?;
     let (own, regatta, dir) = (std::env::current_exe()?, regatta_binary()?, TempDir::new()?);
     let run_dir = dir.path().join("run");
     let mut minimum = [[f64::INFINITY; 2]; 2];

@@ -1,11 +1,11 @@
 //! PyTorch in a process of its own.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use regatta_benchmarks::processes::LineProcess;
+use regatta_benchmarks::python;
 use regatta_predict::shape::Family;
 use serde_json::{Value, json};
 
@@ -22,18 +22,12 @@ const WARMUP_STEPS: usize = 5;
 const ROUND_LIMIT: Duration = Duration::from_secs(300);
 
 /// A process that trains the same model.
-pub struct Peer {
-    child: Child,
-    requests: ChildStdin,
-    /// Lines of its standard output.
-    replies: Receiver<String>,
-}
+pub struct Peer(LineProcess);
 
 impl Peer {
     /// Starts it and compiles the model.
     pub fn start(case: &Case, options: &PeerOptions) -> Result<Self> {
-        let python = std::env::var("REGATTA_BENCH_PYTHON").unwrap_or_else(|_| "python3".to_owned());
-        let mut command = Command::new(python);
+        let mut command = Command::new(python());
         command.args(["-c", SCRIPT, &about(case).to_string(), &options.mode]);
         if let Some(dir) = &options.cache_dir {
             let dir = std::path::absolute(dir)?;
@@ -41,11 +35,7 @@ impl Peer {
             command.env("TRITON_CACHE_DIR", dir.join("triton"));
             command.env("TORCHINDUCTOR_FX_GRAPH_CACHE", "1");
         }
-        let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-        let mut child = spawned.context("starting PyTorch")?;
-        let requests = child.stdin.take().context("standard input of PyTorch")?;
-        let replies = lines(child.stdout.take().context("standard output of PyTorch")?);
-        let mut peer = Self { child, requests, replies };
+        let mut peer = Self(LineProcess::spawn(&mut command).context("starting PyTorch")?);
         let limit = options.compile_limit;
         if peer.run_within(WARMUP_STEPS, limit)?.is_none() {
             let kept = match &options.cache_dir {
@@ -69,12 +59,9 @@ impl Peer {
 
     /// Runs steps; `None` if they take longer than the limit.
     fn run_within(&mut self, steps: usize, limit: Duration) -> Result<Option<Measured>> {
-        writeln!(self.requests, "{steps}")?;
-        self.requests.flush()?;
-        let line = match self.replies.recv_timeout(limit) {
-            Ok(line) => line,
-            Err(RecvTimeoutError::Timeout) => return Ok(None),
-            Err(RecvTimeoutError::Disconnected) => bail!("PyTorch ended; see its error above"),
+        self.0.write_line(&steps.to_string())?;
+        let Some(line) = self.0.read_line_within(limit).context("PyTorch")? else {
+            return Ok(None);
         };
         let reply: Value = serde_json::from_str(&line).context("reply of PyTorch")?;
         let seconds = reply["seconds"].as_array().context("times of PyTorch")?;
@@ -102,21 +89,4 @@ fn about(case: &Case) -> Value {
         "gated": shape.family == Family::Llama,
         "batch": case.batch,
     })
-}
-
-/// Reads lines in a thread, so that waiting for them has a timeout.
-fn lines(output: ChildStdout) -> Receiver<String> {
-    let (sender, receiver) = channel();
-    std::thread::spawn(move || {
-        let lines = BufReader::new(output).lines().map_while(Result::ok);
-        lines.take_while(|line| sender.send(line.clone()).is_ok()).for_each(drop);
-    });
-    receiver
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }

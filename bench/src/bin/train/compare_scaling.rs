@@ -39,7 +39,8 @@ pub fn compare(preset: Preset, options: &Options, cpus: &[usize]) -> Result<()> 
                 measure_ranks(preset, options, precision, *ranks, *parallelism, cpus)?;
             }
             if *ranks == 1 {
-                measure_one_rank(preset, options, precision, cpus)?;
+                let name = format!("1 rank x {}, {}", cpus.len(), precision.name());
+                measure(&name, Workers::regatta(preset, precision, cpus)?, preset, options)?;
             }
         }
     }
@@ -95,16 +96,6 @@ fn measure_ranks(
     let (precision, parallelism) = (precision.name(), parallelism.regatta_name());
     let name = format!("{ranks} ranks x {threads}, {precision}, {parallelism}");
     measure(&name, workers, preset, options)
-}
-
-fn measure_one_rank(
-    preset: Preset,
-    options: &Options,
-    precision: Precision,
-    cpus: &[usize],
-) -> Result<()> {
-    let name = format!("1 rank x {}, {}", cpus.len(), precision.name());
-    measure(&name, Workers::regatta(preset, precision, cpus)?, preset, options)
 }
 
 fn measure(name: &str, workers: Workers, preset: Preset, options: &Options) -> Result<()> {

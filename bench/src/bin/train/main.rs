@@ -146,10 +146,9 @@ fn parse_counts(list: &str) -> Result<Vec<usize>> {
 }
 
 fn parse_precisions(list: &str) -> Result<Vec<Precision>> {
-    let parse = |name| match name {
-        "f32" => Ok(Precision::F32),
-        "bf16" => Ok(Precision::Bf16),
-        other => bail!("unknown precision {other}: expected f32 or bf16"),
+    let parse = |name| {
+        let unknown = || format!("unknown precision {name}: expected f32 or bf16");
+        Precision::find(name).with_context(unknown)
     };
     list.split(',').map(parse).collect()
 }

@@ -58,11 +58,8 @@ impl WorkerArgs {
             bail!("a worker takes 7 arguments, got {args:?}");
         };
         let preset = Preset::find(preset).with_context(|| format!("unknown preset {preset}"))?;
-        let precision = match precision.as_str() {
-            "f32" => Precision::F32,
-            "bf16" => Precision::Bf16,
-            other => bail!("unknown precision {other}"),
-        };
+        let precision =
+            Precision::find(precision).with_context(|| format!("unknown precision {precision}"))?;
         let parallelism = DataParallelism::find(parallelism)
             .with_context(|| format!("unknown parallelism {parallelism}"))?;
         let cpus = cpus.split(',').map(str::parse).collect::<Result<_, _>>()?;

@@ -1,11 +1,12 @@
 //! Worker processes that train, one round at a time.
 
-use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context, Result, bail};
-use regatta_benchmarks::{peer_source, sim_agents::free_port};
+use anyhow::{Context, Result};
+use regatta_benchmarks::peer_source;
+use regatta_benchmarks::processes::LineProcess;
+use regatta_benchmarks::sim_agents::free_port;
 use regatta_device::precision::Precision;
 use regatta_wire::secret::Secret;
 
@@ -13,48 +14,6 @@ use crate::WORKER;
 use crate::preset::{DataParallelism, Preset};
 use crate::round_line::RoundReport;
 use crate::worker::WorkerArgs;
-
-/// A child process that answers each line with a line.
-struct WorkerProcess {
-    child: Child,
-    /// `None` after shutdown.
-    stdin: Option<ChildStdin>,
-    stdout: BufReader<ChildStdout>,
-}
-
-impl WorkerProcess {
-    fn spawn(command: &mut Command) -> Result<Self> {
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let name = command.get_program().display().to_string();
-        let mut child = command.spawn().context(name)?;
-        let stdin = child.stdin.take();
-        let stdout = BufReader::new(child.stdout.take().context("no stdout")?);
-        Ok(Self { child, stdin, stdout })
-    }
-
-    fn write_line(&mut self, line: &str) -> Result<()> {
-        let stdin = self.stdin.as_mut().context("the worker was shut down")?;
-        Ok(writeln!(stdin, "{line}")?)
-    }
-
-    fn read_line(&mut self) -> Result<String> {
-        let mut line = String::new();
-        self.stdout.read_line(&mut line)?;
-        if line.is_empty() {
-            bail!("the worker exited: {}", self.child.wait()?);
-        }
-        Ok(line.trim().to_owned())
-    }
-}
-
-impl Drop for WorkerProcess {
-    fn drop(&mut self) {
-        // A worker exits at the end of its stdin; one that does not is killed.
-        self.stdin = None;
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 /// Training software.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,7 +35,7 @@ pub struct Workers {
     pub global_batch: usize,
     /// Loss of the first step of each process.
     pub first_losses: Vec<f64>,
-    processes: Vec<WorkerProcess>,
+    processes: Vec<LineProcess>,
 }
 
 impl Workers {
@@ -130,7 +89,7 @@ impl Workers {
         let mut command = torch_command(python, preset, compiled, cpus, preset.batch);
         command.env("TORCH_PRECISION", precision.name());
         let framework = Framework::Torch { compiled, precision };
-        let process = WorkerProcess::spawn(&mut command)?;
+        let process = LineProcess::spawn(&mut command)?;
         let workers = Self::start(framework, preset.batch, vec![process])?;
         Ok(Self { threads: cpus.len(), ..workers })
     }
@@ -151,7 +110,7 @@ impl Workers {
             command.arg(parallelism.name());
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
             command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
-            WorkerProcess::spawn(command.env("GLOO_SOCKET_IFNAME", "lo"))
+            LineProcess::spawn(command.env("GLOO_SOCKET_IFNAME", "lo"))
         };
         let processes = cpus.iter().enumerate().map(spawn).collect::<Result<_>>()?;
         let workers = Self::start(framework, batch * ranks, processes)?;
@@ -162,7 +121,7 @@ impl Workers {
     fn start(
         framework: Framework,
         global_batch: usize,
-        mut processes: Vec<WorkerProcess>,
+        mut processes: Vec<LineProcess>,
     ) -> Result<Self> {
         let mut first_losses = Vec::new();
         for process in &mut processes {
@@ -182,9 +141,9 @@ impl Workers {
     }
 }
 
-fn spawn_regatta(args: &WorkerArgs) -> Result<WorkerProcess> {
+fn spawn_regatta(args: &WorkerArgs) -> Result<LineProcess> {
     let exe = std::env::current_exe()?;
-    WorkerProcess::spawn(Command::new(exe).arg(WORKER).args(args.to_strings()))
+    LineProcess::spawn(Command::new(exe).arg(WORKER).args(args.to_strings()))
 }
 
 fn torch_command(

@@ -1,7 +1,8 @@
 //! Attention of full sequences and of one token, and RoPE.
 
 use regatta_device::ops::{
-    AttentionDropout, AttentionSaved, AttentionShape, Device, RopeDirection,
+    AttentionArgs, AttentionBackwardArgs, AttentionDropout, AttentionSaved, AttentionShape,
+    DecodeAttentionArgs, Device, RopeArgs, RopeDirection,
 };
 
 use crate::embedding_loss::random_tokens;
@@ -25,7 +26,13 @@ impl CausalAttention {
         let qkv = activation(device, &inputs[0]);
         let mut y = activation_output(device, rows * shape.out_dim());
         let mut lse = master_output(device, rows * shape.heads);
-        device.attention(shape, qkv.view(), self.dropout, y.view_mut(), lse.view_mut());
+        device.attention(AttentionArgs {
+            shape,
+            qkv: qkv.view(),
+            dropout: self.dropout,
+            y: y.view_mut(),
+            lse: lse.view_mut(),
+        });
         [qkv, y, lse]
     }
 }
@@ -44,7 +51,10 @@ impl Operation for CausalAttention {
         let [qkv, y, lse] = self.forward_with_lse(device, inputs);
         let (dy, mut dqkv) = (activation(device, dy), activation_output(device, qkv.len()));
         let saved = AttentionSaved { qkv: qkv.view(), y: y.view(), lse: lse.view() };
-        device.attention_backward(self.shape, saved, self.dropout, dy.view(), dqkv.view_mut());
+        let (shape, dropout) = (self.shape, self.dropout);
+        let (dy, to) = (dy.view(), dqkv.view_mut());
+        let args = AttentionBackwardArgs { shape, saved, dropout, dy, dqkv: to };
+        device.attention_backward(args);
         vec![dqkv.read(device)]
     }
 }
@@ -64,8 +74,13 @@ impl Rope {
     fn rotate(&self, device: &dyn Device, qkv: &[f64], direction: RopeDirection) -> Vec<f64> {
         let mut qkv = activation(device, qkv);
         let positions = tokens(device, &random_tokens(self.shape.seq_len, 60, self.seed));
-        let (shape, to) = (self.shape, qkv.view_mut());
-        device.apply_rope(shape, self.theta, positions.view(), direction, to);
+        device.apply_rope(RopeArgs {
+            shape: self.shape,
+            theta: self.theta,
+            positions: positions.view(),
+            direction,
+            qkv: qkv.view_mut(),
+        });
         qkv.read(device)
     }
 }
@@ -104,7 +119,8 @@ pub fn check_decode_attention(
     let k = activation(device, &columns(q_dim, k_dim));
     let v = activation(device, &columns(q_dim + k_dim, k_dim));
     let mut y = activation_output(device, q_dim);
-    device.decode_attention(shape, q.view(), k.view(), v.view(), y.view_mut());
+    let (q, keys, values, to) = (q.view(), k.view(), v.view(), y.view_mut());
+    device.decode_attention(DecodeAttentionArgs { shape, q, keys, values, y: to });
     let last = &expected[expected.len() - q_dim..];
     assert_close(&y.read(device), last, tolerance, &format!("decode_attention of {shape:?}"));
 }

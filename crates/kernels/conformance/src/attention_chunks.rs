@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 use regatta_device::ops::{
-    AttentionChunkSaved, AttentionChunkShape, AttentionDropout, AttentionShape, Device,
+    AttentionChunkArgs, AttentionChunkBackwardArgs, AttentionChunkShape, AttentionDropout,
+    AttentionShape, Device,
 };
 use regatta_device::random;
 
@@ -31,8 +32,9 @@ impl ChunkedAttention {
         let mut lse = master_output(device, shape.rows() * shape.heads);
         device.fill(f64::NEG_INFINITY, lse.view_mut());
         for ((shape, dropout), kv) in self.chunks.iter().zip(kvs) {
-            let (y, lse) = (y.view_mut(), lse.view_mut());
-            device.attention_chunk(*shape, q.view(), kv.view(), *dropout, y, lse);
+            let (shape, dropout, y, lse) = (*shape, *dropout, y.view_mut(), lse.view_mut());
+            let (q, kv) = (q.view(), kv.view());
+            device.attention_chunk(AttentionChunkArgs { shape, q, kv, dropout, y, lse });
         }
         [y, lse]
     }
@@ -62,10 +64,17 @@ impl Operation for ChunkedAttention {
         let mut gradients = Vec::new();
         for ((shape, dropout), kv) in self.chunks.iter().zip(&kvs) {
             let mut dkv = initial_grad(device, kv.len());
-            let (y, lse) = (y.view(), lse.view());
-            let saved = AttentionChunkSaved { q: q.view(), kv: kv.view(), y, lse };
-            let (dq, to) = (dq.view_mut(), dkv.view_mut());
-            device.attention_chunk_backward(*shape, saved, *dropout, dy.view(), dq, to);
+            device.attention_chunk_backward(AttentionChunkBackwardArgs {
+                shape: *shape,
+                q: q.view(),
+                kv: kv.view(),
+                y: y.view(),
+                lse: lse.view(),
+                dropout: *dropout,
+                dy: dy.view(),
+                dq: dq.view_mut(),
+                dkv: dkv.view_mut(),
+            });
             gradients.push(accumulated(device, &dkv));
         }
         gradients.insert(0, accumulated(device, &dq));

@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 
-use regatta_device::ops::Device;
+use regatta_device::ops::{
+    CrossEntropyArgs, CrossEntropyBackwardArgs, CrossEntropyPartialsArgs, Device,
+    EmbeddingBackwardArgs, PositionBackwardArgs,
+};
 use regatta_device::random;
 use regatta_device::tensor::Tensor;
 
@@ -56,7 +59,12 @@ impl Operation for Embedding {
     fn backward(&self, device: &dyn Device, inputs: &[Vec<f64>], dy: &[f64]) -> Vec<Vec<f64>> {
         let (tokens, dy) = (self.tokens(device), residual_grad(device, dy));
         let mut dtable = initial_grad(device, inputs[0].len());
-        device.embedding_backward(tokens.view(), self.first, dy.view(), dtable.view_mut());
+        device.embedding_backward(EmbeddingBackwardArgs {
+            tokens: tokens.view(),
+            first: self.first,
+            dy: dy.view(),
+            dtable: dtable.view_mut(),
+        });
         vec![accumulated(device, &dtable)]
     }
 }
@@ -96,8 +104,12 @@ impl Operation for PositionEmbedding {
 
     fn backward(&self, device: &dyn Device, inputs: &[Vec<f64>], dy: &[f64]) -> Vec<Vec<f64>> {
         let (grad, mut dtable) = (residual_grad(device, dy), initial_grad(device, inputs[0].len()));
-        let (positions, to) = (self.positions(device), dtable.view_mut());
-        device.position_embedding_backward(self.dim, positions.view(), grad.view(), to);
+        device.position_embedding_backward(PositionBackwardArgs {
+            dim: self.dim,
+            positions: self.positions(device).view(),
+            dy: grad.view(),
+            dtable: dtable.view_mut(),
+        });
         vec![accumulated(device, &dtable), dy.to_vec()]
     }
 }
@@ -162,6 +174,25 @@ impl CrossEntropy {
     fn logits(&self, device: &dyn Device, values: &[f64]) -> PaddedLogits {
         PaddedLogits::new(device, values, self.vocab, self.padding)
     }
+
+    /// What is added to a loss.
+    fn loss(
+        &self,
+        device: &dyn Device,
+        targets: &Tensor,
+        logits: &mut PaddedLogits,
+        grad_scale: Option<f64>,
+    ) -> f64 {
+        let mut loss = scalar(device, INITIAL_LOSS);
+        device.cross_entropy(CrossEntropyArgs {
+            targets: targets.view(),
+            vocab: self.vocab,
+            logits: logits.elements.view_mut(),
+            grad_scale,
+            loss: loss.view_mut(),
+        });
+        added_loss(device, &loss)
+    }
 }
 
 impl Operation for CrossEntropy {
@@ -171,18 +202,15 @@ impl Operation for CrossEntropy {
 
     fn forward(&self, device: &dyn Device, inputs: &[Vec<f64>]) -> Vec<f64> {
         let (targets, mut logits) = (self.targets(device), self.logits(device, &inputs[0]));
-        let (mut loss, elements) = (scalar(device, INITIAL_LOSS), logits.elements.view_mut());
-        device.cross_entropy(targets.view(), self.vocab, elements, None, loss.view_mut());
-        vec![added_loss(device, &loss)]
+        vec![self.loss(device, &targets, &mut logits, None)]
     }
 
     fn backward(&self, device: &dyn Device, inputs: &[Vec<f64>], dy: &[f64]) -> Vec<Vec<f64>> {
         let (targets, mut logits) = (self.targets(device), self.logits(device, &inputs[0]));
-        let (mut loss, elements) = (scalar(device, INITIAL_LOSS), logits.elements.view_mut());
-        device.cross_entropy(targets.view(), self.vocab, elements, Some(dy[0]), loss.view_mut());
+        let loss = self.loss(device, &targets, &mut logits, Some(dy[0]));
         let without_gradient = self.forward(device, inputs)[0];
         let what = "the loss depends on the scale";
-        assert_same_loss(added_loss(device, &loss), without_gradient, what);
+        assert_same_loss(loss, without_gradient, what);
         vec![logits.read_gradient(device)]
     }
 }
@@ -218,14 +246,22 @@ impl VocabParallelCrossEntropy {
         let mut shards: Vec<_> = inputs.iter().enumerate().map(shard).collect();
         for (rank, logits) in shards.iter().enumerate() {
             let (vocab, mut partials) = (self.vocab(rank), partials.view_mut());
-            let local = partials.slice(3 * rows * rank..3 * rows * (rank + 1));
-            device.cross_entropy_partials(targets.view(), vocab, logits.elements.view(), local);
+            device.cross_entropy_partials(CrossEntropyPartialsArgs {
+                targets: targets.view(),
+                vocab,
+                logits: logits.elements.view(),
+                partials: partials.slice(3 * rows * rank..3 * rows * (rank + 1)),
+            });
         }
         let (merged, loss) = merge(device, &partials, rows);
         for (rank, logits) in shards.iter_mut().enumerate() {
-            let (targets, to) = (targets.view(), logits.elements.view_mut());
-            let vocab = self.vocab(rank);
-            device.cross_entropy_backward(targets, vocab, merged.view(), to, grad_scale);
+            device.cross_entropy_backward(CrossEntropyBackwardArgs {
+                targets: targets.view(),
+                vocab: self.vocab(rank),
+                merged: merged.view(),
+                logits: logits.elements.view_mut(),
+                grad_scale,
+            });
         }
         (loss, shards.iter().map(|logits| logits.read_gradient(device)).collect())
     }

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use regatta_device::e4m3;
 use regatta_device::ops::{
-    Device, FP8_DTYPE, FP8_SCALE_DTYPE, Fp8Rows, Fp8RowsMut, LinearShape, Norm, NormGrads,
-    NormInputGrad, NormSaved,
+    CrossEntropyArgs, Device, FP8_DTYPE, FP8_SCALE_DTYPE, Fp8Rows, Fp8RowsMut, LinearArgs,
+    LinearShape, Norm, NormArgs, NormBackwardArgs, NormInputGrad,
 };
 use regatta_device::tensor::Tensor;
 
@@ -68,7 +68,8 @@ impl Fp8 {
         let operand = Self::of_rows(device, &operand, columns);
         let shape = LinearShape { rows: self.scales.len(), inputs: columns, outputs };
         let mut y = activation_output(device, shape.rows * outputs);
-        device.linear_fp8(shape, self.rows(), operand.rows(), None, y.view_mut());
+        let (x, weight, to) = (self.rows(), operand.rows(), y.view_mut());
+        device.linear_fp8(LinearArgs { shape, x, weight, bias: None, y: to });
         y.read(device)
     }
 }
@@ -155,8 +156,13 @@ pub fn check_linear(
     let bias_on_device = weight(device, &bias);
     for bias in [None, Some(&bias)] {
         let mut y = activation_output(device, shape.rows * outputs);
-        let view = bias.map(|_| bias_on_device.view());
-        device.linear_fp8(shape, x8.rows(), w8.rows(), view, y.view_mut());
+        device.linear_fp8(LinearArgs {
+            shape,
+            x: x8.rows(),
+            weight: w8.rows(),
+            bias: bias.map(|_| bias_on_device.view()),
+            y: y.view_mut(),
+        });
         let element = |at: usize| {
             let (row, output) = (at / outputs, at % outputs);
             let [x, w] =
@@ -235,9 +241,12 @@ fn check_cross_entropy(
     let (targets, mut fp8) = (tokens(device, &targets), Fp8::new(device, rows, columns));
     let [mut fused, mut plain] = [(); 2].map(|()| logits(device, &values));
     let [mut fused_loss, mut plain_loss] = [(); 2].map(|()| scalar(device, 0.0));
-    let (targets, grads, to) = (targets.view(), fused.view_mut(), fp8.rows_mut());
-    device.cross_entropy_fp8(targets, vocab, grads, 0.5, fused_loss.view_mut(), to);
-    device.cross_entropy(targets, vocab, plain.view_mut(), Some(0.5), plain_loss.view_mut());
+    let (targets, grad_scale) = (targets.view(), Some(0.5));
+    let (logits, loss) = (fused.view_mut(), fused_loss.view_mut());
+    let args = CrossEntropyArgs { targets, vocab, logits, grad_scale, loss };
+    device.cross_entropy_fp8(args, fp8.rows_mut());
+    let (logits, loss) = (plain.view_mut(), plain_loss.view_mut());
+    device.cross_entropy(CrossEntropyArgs { targets, vocab, logits, grad_scale, loss });
     is_converted(&fused, &fp8, "dlogits");
     assert_close(&fused.read(device), &plain.read(device), tolerance, "dlogits");
     let losses = [fused_loss, plain_loss].map(|loss| read_scalar(device, &loss));
@@ -259,34 +268,46 @@ fn check_norm(
     let [mut sum, mut y] =
         [residual_output(device, rows * columns), activation_output(device, rows * columns)];
     let mut stats = master_output(device, 2 * rows);
-    let (view, to) = (y.view_mut(), fp8.rows_mut());
-    device.add_norm_fp8(
+    let args = NormArgs {
         norm,
-        x.view(),
-        delta.view(),
-        w.view(),
-        None,
-        sum.view_mut(),
-        view,
-        stats.view_mut(),
-        to,
-    );
+        x: x.view(),
+        weight: w.view(),
+        bias: None,
+        y: y.view_mut(),
+        mean_rstd: stats.view_mut(),
+    };
+    device.add_norm_fp8(args, delta.view(), sum.view_mut(), fp8.rows_mut());
     is_converted(&y, &fp8, "add_norm");
     let mut plain = activation_output(device, rows * columns);
     let mut plain_stats = master_output(device, 2 * rows);
-    device.norm(norm, sum.view(), w.view(), None, plain.view_mut(), plain_stats.view_mut());
+    device.norm(NormArgs {
+        norm,
+        x: sum.view(),
+        weight: w.view(),
+        bias: None,
+        y: plain.view_mut(),
+        mean_rstd: plain_stats.view_mut(),
+    });
     assert_close(&y.read(device), &plain.read(device), tolerance, "add_norm");
     let (dy, mut dx) = (activation(device, &values(5)), residual_grad(device, &values(6)));
     let has_copy = device.residual_grad_dtype() != device.activation_dtype();
     let mut copy = has_copy.then(|| activation_output(device, rows * columns));
     let (mut dweight, mut sums) = (initial_grad(device, columns), master_output(device, columns));
-    let saved = NormSaved { x: sum.view(), weight: w.view(), mean_rstd: stats.view() };
     let input_grad = NormInputGrad {
         dx: dx.view_mut(),
         copy: copy.as_mut().map(Guarded::view_mut),
         column_sums: Some(sums.view_mut()),
     };
-    let grads = NormGrads { weight: dweight.view_mut(), bias: None };
-    device.norm_backward_fp8(norm, saved, dy.view(), input_grad, grads, fp8.rows_mut());
+    let args = NormBackwardArgs {
+        norm,
+        x: sum.view(),
+        weight: w.view(),
+        mean_rstd: stats.view(),
+        dy: dy.view(),
+        input_grad,
+        dweight: dweight.view_mut(),
+        dbias: None,
+    };
+    device.norm_backward_fp8(args, fp8.rows_mut());
     is_converted(copy.as_ref().unwrap_or(&dx), &fp8, "norm_backward");
 }

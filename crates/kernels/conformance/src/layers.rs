@@ -1,7 +1,9 @@
 //! Linear layers, activation functions and dropout.
 
 use regatta_comm::DType;
-use regatta_device::ops::{Device, LinearShape};
+use regatta_device::ops::{
+    Device, LinearArgs, LinearBackwardInputArgs, LinearBackwardWeightArgs, LinearShape,
+};
 use regatta_device::random::DropoutMask;
 
 use crate::gradient_check::Operation;
@@ -38,8 +40,9 @@ impl Operation for Linear {
         let bias = inputs.get(2).map(|bias| weight(device, bias));
         let len = self.shape.rows * self.shape.outputs;
         let mut y = Guarded::output(device, len, self.output_dtype(device));
-        let bias = bias.as_ref().map(Guarded::view);
-        device.linear(self.shape, x.view(), w.view(), bias, y.view_mut());
+        let (shape, bias) = (self.shape, bias.as_ref().map(Guarded::view));
+        let (x, weight, to) = (x.view(), w.view(), y.view_mut());
+        device.linear(LinearArgs { shape, x, weight, bias, y: to });
         y.read(device)
     }
 
@@ -51,14 +54,21 @@ impl Operation for Linear {
             true => activation(device, &vec![0.5; x.len()]),
             false => activation_output(device, x.len()),
         };
-        device.linear_backward_input(shape, dy.view(), w.view(), dx.view_mut(), accumulate);
+        let (dy, weight, to) = (dy.view(), w.view(), dx.view_mut());
+        let args = LinearBackwardInputArgs { shape, dy, weight, dx: to, accumulate };
+        device.linear_backward_input(args);
         let dx = dx.read(device);
         let dx = dx.iter().map(|dx| if accumulate { dx - 0.5 } else { *dx }).collect();
 
         let mut dweight = initial_grad(device, w.len());
         let mut dbias = inputs.get(2).map(|bias| initial_grad(device, bias.len()));
-        let bias = dbias.as_mut().map(Guarded::view_mut);
-        device.linear_backward_weight(shape, x.view(), dy.view(), dweight.view_mut(), bias);
+        device.linear_backward_weight(LinearBackwardWeightArgs {
+            shape,
+            x: x.view(),
+            dy,
+            dweight: dweight.view_mut(),
+            dbias: dbias.as_mut().map(Guarded::view_mut),
+        });
         let mut all = vec![dx, accumulated(device, &dweight)];
         all.extend(dbias.map(|dbias| accumulated(device, &dbias)));
         all
@@ -97,8 +107,8 @@ impl LinearGelu {
         let bias = bias.as_ref().map(Guarded::view);
         let len = self.shape.rows * self.shape.outputs;
         let [mut saved, mut y] = [(); 2].map(|()| activation_output(device, len));
-        let to = (saved.view_mut(), y.view_mut());
-        device.linear_gelu(self.shape, x.view(), w.view(), bias, to.0, to.1);
+        let (shape, x, weight, to) = (self.shape, x.view(), w.view(), y.view_mut());
+        device.linear_gelu(LinearArgs { shape, x, weight, bias, y: to }, saved.view_mut());
         [saved, y]
     }
 }
@@ -120,10 +130,21 @@ impl Operation for LinearGelu {
         let bias = dbias.as_mut().map(Guarded::view_mut);
         device.gelu_backward(saved.view(), dy.view_mut(), bias);
         let mut dx = activation_output(device, x.len());
-        device.linear_backward_input(self.shape, dy.view(), w.view(), dx.view_mut(), false);
+        device.linear_backward_input(LinearBackwardInputArgs {
+            shape: self.shape,
+            dy: dy.view(),
+            weight: w.view(),
+            dx: dx.view_mut(),
+            accumulate: false,
+        });
         let mut dweight = initial_grad(device, w.len());
-        let to = dweight.view_mut();
-        device.linear_backward_weight(self.shape, x.view(), dy.view(), to, None);
+        device.linear_backward_weight(LinearBackwardWeightArgs {
+            shape: self.shape,
+            x: x.view(),
+            dy: dy.view(),
+            dweight: dweight.view_mut(),
+            dbias: None,
+        });
         let mut all = vec![dx.read(device), accumulated(device, &dweight)];
         all.extend(dbias.map(|dbias| accumulated(device, &dbias)));
         all

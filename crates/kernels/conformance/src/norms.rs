@@ -1,7 +1,7 @@
 //! LayerNorm and RMSNorm, also of a sum.
 
 use regatta_comm::DType;
-use regatta_device::ops::{Device, Norm, NormGrads, NormInputGrad, NormSaved};
+use regatta_device::ops::{Device, Norm, NormArgs, NormBackwardArgs, NormInputGrad};
 
 use crate::gradient_check::{Operation, assert_close, assert_same};
 use crate::guarded::{
@@ -33,8 +33,14 @@ impl NormLayer {
         let bias = bias.as_ref().map(Guarded::view);
         let mut y = activation_output(device, x.len());
         let mut mean_rstd = master_output(device, 2 * self.rows);
-        let (to, stats) = (y.view_mut(), mean_rstd.view_mut());
-        device.norm(self.norm, x.view(), w.view(), bias, to, stats);
+        device.norm(NormArgs {
+            norm: self.norm,
+            x: x.view(),
+            weight: w.view(),
+            bias,
+            y: y.view_mut(),
+            mean_rstd: mean_rstd.view_mut(),
+        });
         [y, mean_rstd]
     }
 
@@ -42,7 +48,7 @@ impl NormLayer {
     fn accumulate(
         &self,
         device: &dyn Device,
-        saved: NormSaved<'_>,
+        [x, weight, mean_rstd]: [&Guarded; 3],
         dy: &[f64],
         dx: &mut Guarded,
     ) -> Vec<Vec<f64>> {
@@ -50,15 +56,22 @@ impl NormLayer {
         let mut copy = self.dx_copy.then(|| activation_output(device, dx.len()));
         let mut dweight = initial_grad(device, self.dim);
         let mut dbias = self.bias.then(|| initial_grad(device, self.dim));
-        let bias = dbias.as_mut().map(Guarded::view_mut);
-        let grads = NormGrads { weight: dweight.view_mut(), bias };
         let mut sums = self.dx_copy.then(|| master_output(device, self.dim));
         let input_grad = NormInputGrad {
             dx: dx.view_mut(),
             copy: copy.as_mut().map(Guarded::view_mut),
             column_sums: sums.as_mut().map(Guarded::view_mut),
         };
-        device.norm_backward(self.norm, saved, dy.view(), input_grad, grads);
+        device.norm_backward(NormBackwardArgs {
+            norm: self.norm,
+            x: x.view(),
+            weight: weight.view(),
+            mean_rstd: mean_rstd.view(),
+            dy: dy.view(),
+            input_grad,
+            dweight: dweight.view_mut(),
+            dbias: dbias.as_mut().map(Guarded::view_mut),
+        });
         if let Some(sums) = sums {
             let (dx, mut expected) = (dx.read(device), vec![0.0; self.dim]);
             for row in dx.chunks_exact(self.dim) {
@@ -93,8 +106,7 @@ impl Operation for NormLayer {
         let (x, w) = (residual(device, &inputs[0]), weight(device, &inputs[1]));
         let [_, mean_rstd] = self.forward_with_stats(device, inputs);
         let mut dx = initial_residual_grad(device, x.len());
-        let saved = NormSaved { x: x.view(), weight: w.view(), mean_rstd: mean_rstd.view() };
-        let mut all = self.accumulate(device, saved, dy, &mut dx);
+        let mut all = self.accumulate(device, [&x, &w, &mean_rstd], dy, &mut dx);
         all.insert(0, accumulated(device, &dx));
         all
     }
@@ -120,9 +132,15 @@ impl AddNorm {
         let (mut sum, mut y) =
             (residual_output(device, x.len()), activation_output(device, x.len()));
         let mut mean_rstd = master_output(device, 2 * self.0.rows);
-        let (x, delta, w) = (x.view(), delta.view(), w.view());
-        let (norm, stats) = (self.0.norm, mean_rstd.view_mut());
-        device.add_norm(norm, x, delta, w, bias, sum.view_mut(), y.view_mut(), stats);
+        let args = NormArgs {
+            norm: self.0.norm,
+            x: x.view(),
+            weight: w.view(),
+            bias,
+            y: y.view_mut(),
+            mean_rstd: mean_rstd.view_mut(),
+        };
+        device.add_norm(args, delta.view(), sum.view_mut());
         [sum, y, mean_rstd]
     }
 }
@@ -144,8 +162,7 @@ impl Operation for AddNorm {
         let w = weight(device, &inputs[2]);
         let (dsum, dy) = dy.split_at(sum.len());
         let mut dx = residual_grad(device, dsum);
-        let saved = NormSaved { x: sum.view(), weight: w.view(), mean_rstd: mean_rstd.view() };
-        let mut all = self.0.accumulate(device, saved, dy, &mut dx);
+        let mut all = self.0.accumulate(device, [&sum, &w, &mean_rstd], dy, &mut dx);
         let dx = dx.read(device);
         all.splice(0..0, [dx.clone(), dx]);
         all

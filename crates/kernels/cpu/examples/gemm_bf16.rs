@@ -9,7 +9,7 @@ use std::time::Duration;
 use half::bf16;
 use regatta_device::random::uniform;
 use regatta_kernels_cpu::gemm::bf16::{
-    GemmScratch, Kernel, MatrixSlice, MatrixSliceMut, PackedB, Slice, SliceMut, gemm, gemm_packed,
+    GemmScratch, Kernel, MatrixSlice, MatrixSliceMut, PackedB, Slice, SliceMut, gemm_packed,
 };
 use regatta_kernels_cpu::gemm::{Epilogue, GemmShape, gemm_f32_baseline};
 
@@ -107,13 +107,27 @@ fn max_error(case: &Case, a: &[bf16], b: &[bf16], c: &[f32]) -> f64 {
     max
 }
 
+/// Packs B and multiplies, in buffers of earlier GEMMs.
+fn gemm(
+    kernel: Kernel,
+    shape: GemmShape,
+    a: MatrixSlice<'_>,
+    b: MatrixSlice<'_>,
+    epilogue: Epilogue<'_>,
+    c: MatrixSliceMut<'_>,
+    (packed, scratch): &mut (PackedB, GemmScratch),
+) {
+    packed.pack(kernel, shape.k, shape.n, b);
+    gemm_packed(shape.m, a, (&*packed).into(), epilogue, c, scratch);
+}
+
 fn measure(kernel: Kernel, case: &Case) {
     let GemmShape { m, n, k } = case.shape;
     let (a, a_bf16) = random_values(1, m * k);
     let (b, b_bf16) = random_values(2, k * n);
     let mut c = vec![0.0; m * n];
     let mut c_bf16 = vec![bf16::ZERO; m * n];
-    let (mut scratch, mut packed) = (GemmScratch::default(), PackedB::default());
+    let (mut scratch, mut packed) = <((PackedB, GemmScratch), PackedB)>::default();
     let left = |elements| matrix(elements, m, k, case.a_transposed);
     let right = |elements| matrix(elements, k, n, case.b_transposed);
     let (left_f32, right_f32) = (left(Slice::F32(&a)), right(Slice::F32(&b)));
@@ -133,7 +147,7 @@ fn measure(kernel: Kernel, case: &Case) {
     packed.pack(kernel, k, n, right_f32);
     let with_packed = gflops(case.shape, || {
         let output = MatrixSliceMut::row_major(&mut black_box(&mut c)[..], n);
-        gemm_packed(m, left_f32, (&packed).into(), epilogue, output, &mut scratch);
+        gemm_packed(m, left_f32, (&packed).into(), epilogue, output, &mut scratch.1);
     });
     let operands = (left(Slice::Bf16(&a_bf16)), right(Slice::Bf16(&b_bf16)));
     let from_bf16 = gflops(case.shape, || {

@@ -4,10 +4,10 @@ use crate::Cpu;
 use crate::isa::kernel;
 use crate::lanes::WIDTH;
 use crate::math::{gelu, sigmoid};
-use crate::slice::{DisjointMut, Slice, SliceMut, row_count};
+use crate::slice::{DisjointMut, Slice, SliceMut};
 use crate::thread_pool::MIN_ELEMENTS_PER_THREAD;
 use regatta_device::ActivationOps;
-use regatta_device::tensor::{View, ViewMut};
+use regatta_device::tensor::{View, ViewMut, row_count};
 
 impl ActivationOps for Cpu {
     fn gelu(&self, x: ViewMut<'_>, y: ViewMut<'_>) {

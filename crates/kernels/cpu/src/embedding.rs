@@ -4,10 +4,11 @@ use crate::Cpu;
 use crate::elementwise::add_assign_kernel;
 use crate::lanes::WIDTH;
 use crate::memory::copy_kernel;
-use crate::slice::{DisjointMut, Slice, row_count};
+use crate::slice::{DisjointMut, Slice};
 use crate::thread_pool::MIN_ELEMENTS_PER_THREAD;
 use regatta_device::EmbeddingOps;
-use regatta_device::tensor::{View, ViewMut};
+use regatta_device::ops::{EmbeddingBackwardArgs, PositionBackwardArgs, positioned_rows};
+use regatta_device::tensor::{View, ViewMut, row_count};
 
 impl EmbeddingOps for Cpu {
     fn embedding(&self, tokens: View<'_>, first: usize, table: View<'_>, y: ViewMut<'_>) {
@@ -29,14 +30,9 @@ impl EmbeddingOps for Cpu {
         });
     }
 
-    fn embedding_backward(
-        &self,
-        tokens: View<'_>,
-        first: usize,
-        dy: View<'_>,
-        dtable: ViewMut<'_>,
-    ) {
+    fn embedding_backward(&self, args: EmbeddingBackwardArgs<'_>) {
         let _timer = self.timer("embedding_backward");
+        let EmbeddingBackwardArgs { tokens, first, dy, dtable } = args;
         let tokens = tokens.as_slice::<i32>();
         if tokens.is_empty() {
             return;
@@ -49,7 +45,7 @@ impl EmbeddingOps for Cpu {
     fn add_position_embedding(&self, dim: usize, pos: View<'_>, table: View<'_>, y: ViewMut<'_>) {
         let _timer = self.timer("add_position_embedding");
         let pos = pos.as_slice::<i32>();
-        let rows = positioned_rows(dim, pos, y.len());
+        let rows = positioned_rows(y.len(), dim, pos.len());
         let (table, y) = (Slice::from(table), DisjointMut::new(y));
         self.for_each_row(rows, dim, |row| {
             let position = pos[row % pos.len()] as usize;
@@ -59,16 +55,11 @@ impl EmbeddingOps for Cpu {
         });
     }
 
-    fn position_embedding_backward(
-        &self,
-        dim: usize,
-        positions: View<'_>,
-        dy: View<'_>,
-        dtable: ViewMut<'_>,
-    ) {
+    fn position_embedding_backward(&self, args: PositionBackwardArgs<'_>) {
         let _timer = self.timer("position_embedding_backward");
+        let PositionBackwardArgs { dim, positions, dy, dtable } = args;
         let positions = positions.as_slice::<i32>();
-        positioned_rows(dim, positions, dy.len());
+        positioned_rows(dy.len(), dim, positions.len());
         let position = |row: usize| Some(positions[row % positions.len()] as usize);
         self.scatter_add(dim, dy, dtable, position);
     }
@@ -103,15 +94,4 @@ impl Cpu {
 /// A token's row in the local part of a table, which starts at token `first`.
 fn local_row(token: i32, first: usize, local_rows: usize) -> Option<usize> {
     (token as usize).checked_sub(first).filter(|row| *row < local_rows)
-}
-
-/// Number of rows, which must be a multiple of the number of positions.
-fn positioned_rows(dim: usize, positions: &[i32], elements: usize) -> usize {
-    let rows = row_count(elements, dim);
-    assert!(
-        rows == 0 || (!positions.is_empty() && rows.is_multiple_of(positions.len())),
-        "{rows} rows are not a multiple of {} positions",
-        positions.len()
-    );
-    rows
 }

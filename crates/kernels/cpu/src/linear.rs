@@ -6,22 +6,17 @@ use crate::gemm::{Epilogue, GemmArgs, GemmShape};
 use crate::isa::kernel;
 use crate::lanes::WIDTH;
 use crate::memory::copy_kernel;
-use crate::slice::{DisjointMut, Slice, SliceMut, load_padded, row_count, store_partial};
+use crate::slice::{DisjointMut, Slice, SliceMut, load_padded, store_partial};
 use crate::thread_pool::MIN_ELEMENTS_PER_THREAD;
 use regatta_device::LinearOps;
-use regatta_device::ops::LinearShape;
-use regatta_device::tensor::{View, ViewMut};
+use regatta_device::ops::{
+    LinearArgs, LinearBackwardInputArgs, LinearBackwardWeightArgs, LinearShape,
+};
+use regatta_device::tensor::{View, ViewMut, row_count};
 
 impl LinearOps for Cpu {
-    fn linear(
-        &self,
-        shape: LinearShape,
-        x: View<'_>,
-        weight: View<'_>,
-        bias: Option<View<'_>>,
-        y: ViewMut<'_>,
-    ) {
-        let LinearShape { rows, inputs, outputs } = shape;
+    fn linear(&self, args: LinearArgs<'_>) {
+        let LinearArgs { shape: LinearShape { rows, inputs, outputs }, x, weight, bias, y } = args;
         let shape = GemmShape { m: rows, n: outputs, k: inputs };
         let a = MatrixSlice::row_major(x, inputs);
         let b = MatrixSlice::row_major(weight, inputs).transposed();
@@ -29,14 +24,8 @@ impl LinearOps for Cpu {
         self.gemm(GemmArgs { shape, a, b, epilogue }, y);
     }
 
-    fn linear_backward_input(
-        &self,
-        shape: LinearShape,
-        dy: View<'_>,
-        weight: View<'_>,
-        dx: ViewMut<'_>,
-        accumulate: bool,
-    ) {
+    fn linear_backward_input(&self, args: LinearBackwardInputArgs<'_>) {
+        let LinearBackwardInputArgs { shape, dy, weight, dx, accumulate } = args;
         let LinearShape { rows, inputs, outputs } = shape;
         let shape = GemmShape { m: rows, n: inputs, k: outputs };
         let a = MatrixSlice::row_major(dy, outputs);
@@ -45,14 +34,8 @@ impl LinearOps for Cpu {
         self.gemm(GemmArgs { shape, a, b, epilogue }, dx);
     }
 
-    fn linear_backward_weight(
-        &self,
-        shape: LinearShape,
-        x: View<'_>,
-        dy: View<'_>,
-        dweight: ViewMut<'_>,
-        dbias: Option<ViewMut<'_>>,
-    ) {
+    fn linear_backward_weight(&self, args: LinearBackwardWeightArgs<'_>) {
+        let LinearBackwardWeightArgs { shape, x, dy, dweight, dbias } = args;
         let LinearShape { rows, inputs, outputs } = shape;
         if let Some(dbias) = dbias {
             self.add_column_sums(rows, dy, dbias);

@@ -7,30 +7,27 @@ use crate::Cpu;
 use crate::isa::kernel;
 use crate::lanes::{Lanes, WIDTH};
 use crate::math::exp;
-use crate::slice::{DisjointMut, Slice, SliceMut, row_count};
+use crate::slice::{DisjointMut, Slice, SliceMut};
 use crate::thread_pool::task_range;
 use regatta_device::LossOps;
-use regatta_device::ops::{CrossEntropyPartial, merge_partials};
-use regatta_device::tensor::{View, ViewMut};
+use regatta_device::ops::{
+    CrossEntropyArgs, CrossEntropyBackwardArgs, CrossEntropyPartial, CrossEntropyPartialsArgs,
+    logit_row_len, merge_partials,
+};
+use regatta_device::tensor::{View, ViewMut, row_count};
 
 /// Logits that are worth another thread: exponentials take longer than other elementwise operations.
 const MIN_LOGITS_PER_THREAD: usize = 2 * 1024;
 
 impl LossOps for Cpu {
-    fn cross_entropy(
-        &self,
-        targets: View<'_>,
-        vocab: usize,
-        logits: ViewMut<'_>,
-        grad_scale: Option<f64>,
-        loss: ViewMut<'_>,
-    ) {
+    fn cross_entropy(&self, args: CrossEntropyArgs<'_>) {
         let _timer = self.timer("cross_entropy");
+        let CrossEntropyArgs { targets, vocab, logits, grad_scale, loss } = args;
         let targets = targets.as_slice::<i32>();
         if targets.is_empty() {
             return;
         }
-        let row_len = row_len(logits.len(), targets.len(), vocab);
+        let row_len = logit_row_len(logits.len(), targets.len(), vocab);
         let (logits, scale) = (DisjointMut::new(logits), grad_scale.map(|scale| scale as f32));
         loss.as_slice::<f64>()[0] += self.sum_rows(targets.len(), vocab, |range| {
             // SAFETY: ranges are disjoint.
@@ -39,20 +36,15 @@ impl LossOps for Cpu {
         });
     }
 
-    fn cross_entropy_partials(
-        &self,
-        targets: View<'_>,
-        vocab: Range<usize>,
-        logits: View<'_>,
-        partials: ViewMut<'_>,
-    ) {
+    fn cross_entropy_partials(&self, args: CrossEntropyPartialsArgs<'_>) {
         let _timer = self.timer("cross_entropy_partials");
+        let CrossEntropyPartialsArgs { targets, vocab, logits, partials } = args;
         let targets = targets.as_slice::<i32>();
         assert_eq!(partials.len(), 3 * targets.len(), "partials have three elements per row");
         if targets.is_empty() {
             return;
         }
-        let row_len = row_len(logits.len(), targets.len(), vocab.len());
+        let row_len = logit_row_len(logits.len(), targets.len(), vocab.len());
         let (logits, partials) = (Slice::from(logits), DisjointMut::new(partials));
         let min_rows = MIN_LOGITS_PER_THREAD.div_ceil(row_len);
         self.pool.run_ranges(targets.len(), min_rows, 1, |range| {
@@ -92,21 +84,15 @@ impl LossOps for Cpu {
         loss.into_iter().for_each(|loss| loss.as_slice::<f64>()[0] += sum);
     }
 
-    fn cross_entropy_backward(
-        &self,
-        targets: View<'_>,
-        vocab: Range<usize>,
-        merged: View<'_>,
-        logits: ViewMut<'_>,
-        grad_scale: f64,
-    ) {
+    fn cross_entropy_backward(&self, args: CrossEntropyBackwardArgs<'_>) {
         let _timer = self.timer("cross_entropy_backward");
+        let CrossEntropyBackwardArgs { targets, vocab, merged, logits, grad_scale } = args;
         let targets = targets.as_slice::<i32>();
         assert_eq!(merged.len(), 3 * targets.len(), "partials have three elements per row");
         if targets.is_empty() {
             return;
         }
-        let row_len = row_len(logits.len(), targets.len(), vocab.len());
+        let row_len = logit_row_len(logits.len(), targets.len(), vocab.len());
         let (merged, logits) = (merged.as_slice::<f32>(), DisjointMut::new(logits));
         let min_rows = MIN_LOGITS_PER_THREAD.div_ceil(row_len);
         self.pool.run_ranges(targets.len(), min_rows, 1, |range| {
@@ -175,13 +161,6 @@ kernel! {
             logits.slice(first + vocab.len()..first + row_len).fill(0.0);
         }
     }
-}
-
-/// Elements of a row of logits, `vocab` and padding.
-fn row_len(elements: usize, rows: usize, vocab: usize) -> usize {
-    let row_len = row_count(elements, rows);
-    assert!(vocab <= row_len, "rows of {row_len} elements have no logits of {vocab} tokens");
-    row_len
 }
 
 /// The target's column, if it is one of the local ones.

@@ -1,34 +1,19 @@
 //! Allocation, copies and fills.
 
-use std::ops::Range;
-
 use regatta_comm::DType;
 
 use crate::Cpu;
 use crate::isa::kernel;
 use crate::lanes::WIDTH;
-use crate::slice::{DisjointMut, Slice, SliceMut, row_count};
-use regatta_device::ops::{GraphOps, KernelTime, SCALAR_DTYPE};
+use crate::slice::{DisjointMut, Slice, SliceMut};
+use regatta_device::DeviceMemory;
+use regatta_device::ops::{ColumnRange, GraphOps, KernelTime, SCALAR_DTYPE, column_copy_rows};
 use regatta_device::precision::Precision;
-use regatta_device::reference::copy_tokens;
-use regatta_device::tensor::{Tensor, View, ViewMut};
-use regatta_device::{DeviceError, DeviceMemory};
+use regatta_device::tensor::{View, ViewMut};
 
 /// Elements that do not stay in the cache until they are used: a fill writes them to memory without reading
 /// them first, which would take as long again.
 const MIN_STREAMED_ELEMENTS: usize = 4 << 20;
-
-/// Columns of a row-major matrix.
-struct ColumnRange {
-    row_len: usize,
-    columns: Range<usize>,
-}
-
-impl ColumnRange {
-    fn row(&self, row: usize) -> Range<usize> {
-        row * self.row_len + self.columns.start..row * self.row_len + self.columns.end
-    }
-}
 
 impl GraphOps for Cpu {}
 
@@ -53,10 +38,6 @@ impl DeviceMemory for Cpu {
         self.precision == Precision::Bf16 && self.bf16_gemm.kernel.reads_in_place()
     }
 
-    fn zeros(&self, elements: usize, dtype: DType) -> Tensor {
-        Tensor::zeros(elements, dtype)
-    }
-
     fn copy_from_host(&self, from: &[f32], to: ViewMut<'_>) {
         self.copy(View::from_slice(from), to);
     }
@@ -70,14 +51,15 @@ impl DeviceMemory for Cpu {
         self.zip_chunks(from, to, |from, to| copy_kernel(self.isa, from, to));
     }
 
-    fn copy_from_columns(&self, x: View<'_>, row_len: usize, cols: Range<usize>, y: ViewMut<'_>) {
-        let packed = ColumnRange { row_len: cols.len(), columns: 0..cols.len() };
-        self.copy_columns(x, &ColumnRange { row_len, columns: cols }, y, &packed);
-    }
-
-    fn copy_to_columns(&self, x: View<'_>, y: ViewMut<'_>, row_len: usize, cols: Range<usize>) {
-        let packed = ColumnRange { row_len: cols.len(), columns: 0..cols.len() };
-        self.copy_columns(x, &packed, y, &ColumnRange { row_len, columns: cols });
+    fn copy_columns(&self, x: View<'_>, from: ColumnRange, y: ViewMut<'_>, to: ColumnRange) {
+        let rows = column_copy_rows(x, &from, y.view(), &to);
+        let (x, y) = (Slice::from(x), DisjointMut::new(y));
+        // No rows are copied without columns.
+        self.for_each_row(rows, from.columns.len().max(1), |row| {
+            // SAFETY: rows are disjoint.
+            let y = unsafe { y.slice(to.of_row(row)) };
+            copy_kernel(self.isa, x.slice(from.of_row(row)), y);
+        });
     }
 
     fn fill(&self, value: f64, x: ViewMut<'_>) {
@@ -92,45 +74,12 @@ impl DeviceMemory for Cpu {
         });
     }
 
-    fn copy_tokens_from_host(&self, from: &[u32], to: ViewMut<'_>) {
-        copy_tokens(from, to.as_slice());
-    }
-
-    fn read_scalars(&self, scalars: View<'_>) -> Result<Vec<f64>, DeviceError> {
-        Ok(scalars.as_slice().to_vec())
-    }
-
     fn start_kernel_times(&self) {
         self.kernel_times.start();
     }
 
     fn take_kernel_times(&self) -> Vec<KernelTime> {
         self.kernel_times.take()
-    }
-}
-
-impl Cpu {
-    fn copy_columns(
-        &self,
-        from: View<'_>,
-        from_columns: &ColumnRange,
-        to: ViewMut<'_>,
-        to_columns: &ColumnRange,
-    ) {
-        let columns = from_columns.columns.len();
-        if columns == 0 {
-            return;
-        }
-        let in_bounds = |range: &ColumnRange| range.columns.end <= range.row_len;
-        assert!(in_bounds(from_columns) && in_bounds(to_columns), "columns are out of bounds");
-        let rows = row_count(from.len(), from_columns.row_len);
-        assert_eq!(rows, row_count(to.len(), to_columns.row_len), "row counts differ");
-        let (from, to) = (Slice::from(from), DisjointMut::new(to));
-        self.for_each_row(rows, columns, |row| {
-            // SAFETY: rows are disjoint.
-            let to = unsafe { to.slice(to_columns.row(row)) };
-            copy_kernel(self.isa, from.slice(from_columns.row(row)), to);
-        });
     }
 }
 
@@ -170,6 +119,8 @@ kernel! {
 
 #[cfg(test)]
 mod tests {
+    use regatta_device::tensor::Tensor;
+
     use super::*;
 
     #[test]

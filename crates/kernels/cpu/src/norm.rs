@@ -3,23 +3,16 @@
 use crate::Cpu;
 use crate::isa::kernel;
 use crate::lanes::{Lanes, WIDTH};
-use crate::slice::{DisjointMut, Slice, SliceMut, load_padded, row_count, store_partial};
+use crate::slice::{DisjointMut, Slice, SliceMut, load_padded, store_partial};
 use crate::thread_pool::{MIN_ELEMENTS_PER_THREAD, task_range};
-use regatta_device::ops::{Norm, NormGrads, NormInputGrad, NormSaved};
-use regatta_device::tensor::{View, ViewMut};
+use regatta_device::ops::{Norm, NormArgs, NormBackwardArgs, NormInputGrad};
+use regatta_device::tensor::{View, row_count};
 use regatta_device::{DeviceMemory, NormOps};
 
 impl NormOps for Cpu {
-    fn norm(
-        &self,
-        norm: Norm,
-        x: View<'_>,
-        weight: View<'_>,
-        bias: Option<View<'_>>,
-        y: ViewMut<'_>,
-        mean_rstd: ViewMut<'_>,
-    ) {
+    fn norm(&self, args: NormArgs<'_>) {
         let _timer = self.timer("norm");
+        let NormArgs { norm, x, weight, bias, y, mean_rstd } = args;
         let dim = weight.len();
         let rows = row_count(x.len(), dim);
         assert!(y.len() == x.len() && mean_rstd.len() == 2 * rows, "row counts differ");
@@ -38,23 +31,17 @@ impl NormOps for Cpu {
     }
 
     /// Each task sums the parameter gradients of its rows; these partial sums are added in order.
-    fn norm_backward(
-        &self,
-        norm: Norm,
-        saved: NormSaved<'_>,
-        dy: View<'_>,
-        input_grad: NormInputGrad<'_>,
-        grads: NormGrads<'_>,
-    ) {
+    fn norm_backward(&self, args: NormBackwardArgs<'_>) {
         let _timer = self.timer("norm_backward");
+        let NormBackwardArgs { norm, x, weight, mean_rstd, dy, input_grad, dweight, dbias } = args;
         let NormInputGrad { mut dx, copy, column_sums } = input_grad;
-        let dim = saved.weight.len();
+        let dim = weight.len();
         let rows = row_count(dy.len(), dim);
-        let lengths_match = saved.x.len() == dy.len() && dx.len() == dy.len();
-        assert!(lengths_match && saved.mean_rstd.len() == 2 * rows, "row counts differ");
-        let (x, dy) = (Slice::from(saved.x), Slice::from(dy));
+        let lengths_match = x.len() == dy.len() && dx.len() == dy.len();
+        assert!(lengths_match && mean_rstd.len() == 2 * rows, "row counts differ");
+        let (x, dy) = (Slice::from(x), Slice::from(dy));
         let disjoint_dx = DisjointMut::new(dx.reborrow());
-        let [weight, mean_rstd] = [saved.weight, saved.mean_rstd].map(View::as_slice::<f32>);
+        let [weight, mean_rstd] = [weight, mean_rstd].map(View::as_slice::<f32>);
         let tasks = self.pool.tasks(rows, MIN_ELEMENTS_PER_THREAD.div_ceil(dim));
         let mut partial = self.scratch(tasks * 2 * dim);
         partial.fill(0.0);
@@ -79,9 +66,9 @@ impl NormOps for Cpu {
                 grad.iter_mut().zip(partial).for_each(|(grad, partial)| *grad += partial);
             }
         };
-        accumulate(grads.weight.as_slice(), 0);
-        if let Some(bias) = grads.bias {
-            accumulate(bias.as_slice(), dim);
+        accumulate(dweight.as_slice(), 0);
+        if let Some(dbias) = dbias {
+            accumulate(dbias.as_slice(), dim);
         }
         if let Some(copy) = copy {
             self.copy(dx.view(), copy);

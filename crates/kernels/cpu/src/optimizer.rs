@@ -6,23 +6,11 @@ use crate::lanes::WIDTH;
 use crate::slice::{DisjointMut, load_padded, store_partial};
 use regatta_device::OptimizerOps;
 use regatta_device::ops::OptimizerState;
-use regatta_device::optimizer::{AdamW, Sgd, clip_coefficient, split_by_decay};
-use regatta_device::tensor::{View, ViewMut};
+use regatta_device::optimizer::{AdamW, Sgd, split_by_decay};
 
 const MIN_PARAMS_PER_THREAD: usize = 4 * 1024;
 
 impl OptimizerOps for Cpu {
-    fn clip_coefficient(
-        &self,
-        sum_of_squares: View<'_>,
-        copies: f64,
-        max_norm: f64,
-        to: ViewMut<'_>,
-    ) {
-        let sum = sum_of_squares.as_slice::<f64>()[0] / copies;
-        to.as_slice::<f64>()[0] = clip_coefficient(sum, max_norm);
-    }
-
     fn adamw(&self, config: &AdamW, state: OptimizerState<'_>) {
         let _timer = self.timer("adamw");
         let OptimizerState { grad, grad_scale, moment1: m, moment2: v, param, decayed, .. } = state;

@@ -194,18 +194,6 @@ pub fn store_partial<V: Lanes>(elements: &mut [impl Element], at: usize, lanes: 
     tail.copy_from_slice(&padded[..tail.len()]);
 }
 
-/// Number of rows of a length.
-///
-/// # Panics
-/// If the elements are not a multiple of it.
-pub fn row_count(elements: usize, row_len: usize) -> usize {
-    assert!(
-        row_len > 0 && elements.is_multiple_of(row_len),
-        "{elements} elements are not a multiple of the row length {row_len}"
-    );
-    elements / row_len
-}
-
 /// Pointer to elements.
 #[derive(Debug, Clone, Copy)]
 pub enum ElementPtr {

@@ -9,6 +9,7 @@ mod linear_norm;
 use regatta_comm::DType;
 
 use crate::*;
+use regatta_device::ops::CrossEntropyArgs;
 use regatta_device::random::{key, normal};
 use regatta_device::reference::Reference;
 use regatta_device::tensor::{Tensor, ViewMut};
@@ -130,7 +131,13 @@ fn nan_propagates() {
     let mut logits = Tensor::zeros(40, DType::F32);
     logits.view_mut().as_slice::<f32>()[17] = f32::NAN;
     let [mut loss, mut sum] = [(); 2].map(|()| scalar(&cpu, 0.0));
-    cpu.cross_entropy(tokens(&cpu, &[0, 3]).view(), 20, logits.view_mut(), None, loss.view_mut());
+    cpu.cross_entropy(CrossEntropyArgs {
+        targets: tokens(&cpu, &[0, 3]).view(),
+        vocab: 20,
+        logits: logits.view_mut(),
+        grad_scale: None,
+        loss: loss.view_mut(),
+    });
     cpu.sum_of_squares(logits.view(), sum.view_mut());
     assert!(read_scalar(&cpu, &loss).is_nan() && read_scalar(&cpu, &sum).is_nan());
 }

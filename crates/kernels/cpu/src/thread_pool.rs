@@ -93,13 +93,7 @@ impl ThreadPool {
         unit: usize,
         work: impl Fn(Range<usize>) + Sync,
     ) {
-        let tasks = self.tasks(items, min_items);
-        self.run(tasks, |task| {
-            let range = task_range(items, tasks, task, unit);
-            if !range.is_empty() {
-                work(range);
-            }
-        });
+        self.run_split(items, self.tasks(items, min_items), unit, work);
     }
 
     /// As [`Self::run_ranges`], with several ranges per thread if there are many items. For work whose result
@@ -112,6 +106,17 @@ impl ThreadPool {
         work: impl Fn(Range<usize>) + Sync,
     ) {
         let tasks = self.balanced_tasks(items, min_items, BALANCED_RANGE.max(min_items));
+        self.run_split(items, tasks, unit, work);
+    }
+
+    /// Runs a task for each range that is not empty.
+    pub fn run_split(
+        &self,
+        items: usize,
+        tasks: usize,
+        unit: usize,
+        work: impl Fn(Range<usize>) + Sync,
+    ) {
         self.run(tasks, |task| {
             let range = task_range(items, tasks, task, unit);
             if !range.is_empty() {

@@ -1,11 +1,11 @@
 //! GELU and SwiGLU. GELU saves its input for the backward pass, as the fused GEMM does.
 
 use regatta_comm::DType;
-use regatta_device::ops::LinearShape;
-use regatta_device::tensor::{View, ViewMut};
+use regatta_device::ops::LinearArgs;
+use regatta_device::tensor::{View, ViewMut, row_count};
 use regatta_device::{ActivationOps, LinearOps};
 
-use crate::elementwise::{Elements, is_vectorised, kernel_name, row_count, to_u32};
+use crate::elementwise::{Elements, is_vectorised, kernel_name, to_u32};
 use crate::{CudaDevice, Grid, Kernel, Ptr, Source};
 
 pub(crate) static SOURCE: Source = Source {
@@ -27,18 +27,10 @@ impl ActivationOps for CudaDevice {
         self.launch_elements(&SOURCE, name, Elements::flat(y.len(), &pointers), &pointers, &[]);
     }
 
-    fn linear_gelu(
-        &self,
-        shape: LinearShape,
-        x: View<'_>,
-        weight: View<'_>,
-        bias: Option<View<'_>>,
-        mut saved: ViewMut<'_>,
-        mut y: ViewMut<'_>,
-    ) {
-        if !self.linear_gelu_fused(shape, x, weight, bias, saved.reborrow(), y.reborrow()) {
-            self.linear(shape, x, weight, bias, saved.reborrow());
-            self.gelu(saved, y);
+    fn linear_gelu(&self, args: LinearArgs<'_>, mut saved: ViewMut<'_>) {
+        if !self.linear_gelu_fused(&args, &saved) {
+            self.linear(LinearArgs { y: saved.reborrow(), ..args });
+            self.gelu(saved, args.y);
         }
     }
 
@@ -89,10 +81,9 @@ impl CudaDevice {
         let row_blocks = row_blocks.min(rows);
         let partials = self.scratch(row_blocks * columns * size_of::<f32>());
         let name = kernel_name("gelu_backward_bias", [saved.dtype(), dy.dtype()]);
-        let blocks = [to_u32(column_blocks), to_u32(row_blocks), 1];
         self.launch(
             &Kernel::new(&SOURCE, name),
-            Grid { blocks, threads: COLUMN_THREADS as u32, shared_bytes: 0 },
+            Grid::planar([column_blocks, row_blocks], COLUMN_THREADS),
             &[
                 saved_ptr.into(),
                 dy_ptr.into(),

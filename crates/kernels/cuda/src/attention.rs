@@ -5,119 +5,58 @@ mod backend;
 use regatta_comm::DType;
 use regatta_device::AttentionOps;
 use regatta_device::ops::{
-    AttentionChunkSaved, AttentionChunkShape, AttentionDropout, AttentionSaved, AttentionShape,
-    RopeDirection,
+    AttentionArgs, AttentionBackwardArgs, AttentionChunkArgs, AttentionChunkBackwardArgs,
+    AttentionSaved, AttentionShape, DecodeAttentionArgs, RopeArgs,
 };
-use regatta_device::tensor::{View, ViewMut};
+use regatta_device::tensor::View;
 
 use crate::cudnn::Pass;
-use crate::flash::{
-    BackwardInputs, DecodeOperands, ForwardOutputs, Grads, Problem, packed_offsets,
-};
+use crate::flash::{BackwardInputs, Grads, Problem, packed_offsets};
 use crate::{CudaDevice, Ptr};
 use backend::{Backend, Request};
 
 impl AttentionOps for CudaDevice {
-    fn attention(
-        &self,
-        shape: AttentionShape,
-        qkv: View<'_>,
-        dropout: Option<AttentionDropout>,
-        y: ViewMut<'_>,
-        lse: ViewMut<'_>,
-    ) {
-        let problem = self.bind_mask(Problem::packed(shape, qkv, dropout));
-        let outputs = forward_outputs(&problem, &y, &lse);
-        if problem.is_empty() || self.has_failed() {
-            return;
-        }
-        let request = Request {
-            problem: &problem,
-            packed: Some((Pass::Forward, shape)),
-            others: &[(outputs.y, outputs.y_dtype == DType::Bf16)],
-        };
-        match self.attention_backend_for(&request) {
-            Some(Backend::Cudnn { workspace_bytes }) => {
-                self.cudnn_forward(shape, &problem, outputs, workspace_bytes);
-            }
-            Some(Backend::Flash) => self.flash_forward(&problem, outputs),
-            Some(Backend::Generic) => self.generic_forward(&problem, outputs),
-            None => {}
-        }
+    fn attention(&self, args: AttentionArgs<'_>) {
+        let AttentionArgs { shape, qkv, dropout, y, lse } = args;
+        shape.check_lengths(qkv.len(), y.len(), lse.len());
+        let problem = Problem::packed(shape, qkv, dropout);
+        let others = [(Ptr::of_mut(&y), y.dtype() == DType::Bf16)];
+        self.forward_by_backend(problem, Some(shape), &others, y.view(), lse.view());
     }
 
-    fn attention_backward(
-        &self,
-        shape: AttentionShape,
-        saved: AttentionSaved<'_>,
-        dropout: Option<AttentionDropout>,
-        dy: View<'_>,
-        dqkv: ViewMut<'_>,
-    ) {
-        let problem = self.bind_mask(Problem::packed(shape, saved.qkv, dropout));
-        let inputs = backward_inputs(&problem, saved.y, saved.lse, dy);
-        assert_eq!(dqkv.len(), saved.qkv.len(), "dqkv does not have the shape");
+    fn attention_backward(&self, args: AttentionBackwardArgs<'_>) {
+        let AttentionBackwardArgs { shape, saved, dropout, dy, dqkv } = args;
+        let AttentionSaved { qkv, y, lse } = saved;
+        shape.check_lengths(qkv.len(), y.len(), lse.len());
+        shape.check_lengths(dqkv.len(), dy.len(), lse.len());
+        let problem = Problem::packed(shape, qkv, dropout);
         let (dq, dtype, stride) = (Ptr::of_mut(&dqkv), dqkv.dtype(), shape.qkv_dim());
         let [dk, dv] = packed_offsets(shape).map(|at| dq.offset_bytes(at * dtype.size()));
         let grads = Grads { dq, dk, dv, dtype, dq_stride: stride, dkv_stride: stride };
-        if problem.is_empty() || self.has_failed() {
-            return;
-        }
         let others = [
-            (inputs.dy, inputs.dy_dtype == DType::Bf16),
+            (Ptr::of(dy), dy.dtype() == DType::Bf16),
             (dq, dtype == DType::Bf16),
-            (inputs.y, true),
+            (Ptr::of(y), true),
         ];
         // cuDNN's output is bf16, too.
-        let packed = (inputs.y_dtype == DType::Bf16).then_some((Pass::Backward, shape));
-        let request = Request { problem: &problem, packed, others: &others };
-        match self.attention_backend_for(&request) {
-            Some(Backend::Cudnn { workspace_bytes }) => {
-                self.cudnn_backward(shape, &problem, inputs, grads, workspace_bytes);
-            }
-            Some(Backend::Flash) => self.flash_backward(&problem, inputs, grads),
-            Some(Backend::Generic) => self.generic_backward(&problem, inputs, grads),
-            None => {}
-        }
+        let packed = (y.dtype() == DType::Bf16).then_some(shape);
+        self.backward_by_backend(problem, packed, &others, BackwardInputs { y, dy, lse }, grads);
     }
 
-    fn attention_chunk(
-        &self,
-        shape: AttentionChunkShape,
-        q: View<'_>,
-        kv: View<'_>,
-        dropout: Option<AttentionDropout>,
-        y: ViewMut<'_>,
-        lse: ViewMut<'_>,
-    ) {
-        let problem = self.bind_mask(Problem::chunk(shape, q, kv, dropout));
-        let outputs = forward_outputs(&problem, &y, &lse);
-        if problem.is_empty() || self.has_failed() {
-            return;
-        }
-        let others = [(outputs.y, outputs.y_dtype == DType::F32)];
-        let request = Request { problem: &problem, packed: None, others: &others };
-        match self.attention_backend_for(&request) {
-            Some(Backend::Flash) => self.flash_forward(&problem, outputs),
-            Some(_) => self.generic_forward(&problem, outputs),
-            None => {}
-        }
+    fn attention_chunk(&self, args: AttentionChunkArgs<'_>) {
+        let AttentionChunkArgs { shape, q, kv, dropout, y, lse } = args;
+        shape.check_lengths(q.len(), kv.len(), y.len(), lse.len());
+        let problem = Problem::chunk(shape, q, kv, dropout);
+        let others = [(Ptr::of_mut(&y), y.dtype() == DType::F32)];
+        self.forward_by_backend(problem, None, &others, y.view(), lse.view());
     }
 
-    fn attention_chunk_backward(
-        &self,
-        shape: AttentionChunkShape,
-        saved: AttentionChunkSaved<'_>,
-        dropout: Option<AttentionDropout>,
-        dy: View<'_>,
-        dq: ViewMut<'_>,
-        dkv: ViewMut<'_>,
-    ) {
-        let problem = self.bind_mask(Problem::chunk(shape, saved.q, saved.kv, dropout));
-        let inputs = backward_inputs(&problem, saved.y, saved.lse, dy);
-        assert_eq!(dq.len(), saved.q.len(), "dq does not have the shape");
-        assert_eq!(dkv.len(), saved.kv.len(), "dkv does not have the shape");
+    fn attention_chunk_backward(&self, args: AttentionChunkBackwardArgs<'_>) {
+        let AttentionChunkBackwardArgs { shape, q, kv, y, lse, dropout, dy, dq, dkv } = args;
+        shape.check_lengths(q.len(), kv.len(), y.len(), lse.len());
+        shape.check_lengths(dq.len(), dkv.len(), dy.len(), lse.len());
         assert_eq!(dq.dtype(), dkv.dtype(), "the dtypes of dq and dkv differ");
+        let problem = Problem::chunk(shape, q, kv, dropout);
         let (dtype, dk) = (dq.dtype(), Ptr::of_mut(&dkv));
         let values_at = shape.kv_heads * shape.head_dim * dtype.size();
         let grads = Grads {
@@ -128,77 +67,69 @@ impl AttentionOps for CudaDevice {
             dq_stride: shape.out_dim(),
             dkv_stride: shape.kv_dim(),
         };
+        let is_f32 = dtype == DType::F32;
+        let others = [(Ptr::of(dy), dy.dtype() == DType::Bf16), (grads.dq, is_f32), (dk, is_f32)];
+        self.backward_by_backend(problem, None, &others, BackwardInputs { y, dy, lse }, grads);
+    }
+
+    fn decode_attention(&self, args: DecodeAttentionArgs<'_>) {
+        self.decode(args);
+    }
+
+    fn apply_rope(&self, args: RopeArgs<'_>) {
+        self.rope(args);
+    }
+}
+
+impl CudaDevice {
+    /// The forward pass by the fastest kernels. Queries, keys and values are packed if there is a shape for
+    /// that; `others` are the other tensors, as in [`Request`].
+    fn forward_by_backend(
+        &self,
+        problem: Problem,
+        packed: Option<AttentionShape>,
+        others: &[(Ptr, bool)],
+        y: View<'_>,
+        lse: View<'_>,
+    ) {
+        assert!(lse.dtype() == DType::F32, "lse is f32");
+        let problem = self.bind_mask(problem);
         if problem.is_empty() || self.has_failed() {
             return;
         }
-        let is_f32 = dtype == DType::F32;
-        let others =
-            [(inputs.dy, inputs.dy_dtype == DType::Bf16), (grads.dq, is_f32), (dk, is_f32)];
-        let request = Request { problem: &problem, packed: None, others: &others };
-        match self.attention_backend_for(&request) {
-            Some(Backend::Flash) => self.flash_backward(&problem, inputs, grads),
-            Some(_) => self.generic_backward(&problem, inputs, grads),
+        let packed = packed.map(|shape| (Pass::Forward, shape));
+        match self.attention_backend_for(&Request { problem: &problem, packed, others }) {
+            Some(Backend::Cudnn { shape, workspace_bytes }) => {
+                self.cudnn_forward(shape, &problem, y, lse, workspace_bytes);
+            }
+            Some(Backend::Flash) => self.flash_forward(&problem, y, lse),
+            Some(Backend::Generic) => self.generic_forward(&problem, y, lse),
             None => {}
         }
     }
 
-    fn decode_attention(
+    /// The backward pass, as [`Self::forward_by_backend`].
+    fn backward_by_backend(
         &self,
-        shape: AttentionShape,
-        q: View<'_>,
-        keys: View<'_>,
-        values: View<'_>,
-        y: ViewMut<'_>,
+        problem: Problem,
+        packed: Option<AttentionShape>,
+        others: &[(Ptr, bool)],
+        inputs: BackwardInputs<'_>,
+        grads: Grads,
     ) {
-        let row = shape.kv_heads * shape.head_dim;
-        assert!(row > 0 && keys.len().is_multiple_of(row), "keys do not have the shape");
-        assert_eq!(keys.len(), values.len(), "there are as many keys as values");
-        assert_eq!((q.len(), y.len()), (shape.out_dim(), shape.out_dim()), "one query per head");
-        let dtypes = [q.dtype(), keys.dtype(), values.dtype()];
-        assert!(dtypes.iter().all(|dtype| *dtype == dtypes[0]), "dtypes differ: {dtypes:?}");
-        let tokens = keys.len() / row;
-        if tokens == 0 || self.has_failed() {
+        assert!(inputs.lse.dtype() == DType::F32, "lse is f32");
+        let problem = self.bind_mask(problem);
+        if problem.is_empty() || self.has_failed() {
             return;
         }
-        let operands = DecodeOperands {
-            q: Ptr::of(q),
-            keys: Ptr::of(keys),
-            values: Ptr::of(values),
-            dtype: q.dtype(),
-            y: Ptr::of_mut(&y),
-            y_dtype: y.dtype(),
-            tokens,
-        };
-        self.decode(shape, operands);
+        let packed = packed.map(|shape| (Pass::Backward, shape));
+        match self.attention_backend_for(&Request { problem: &problem, packed, others }) {
+            Some(Backend::Cudnn { shape, workspace_bytes }) => {
+                self.cudnn_backward(shape, &problem, inputs, grads, workspace_bytes);
+            }
+            Some(Backend::Flash) => self.flash_backward(&problem, inputs, grads),
+            Some(Backend::Generic) => self.generic_backward(&problem, inputs, grads),
+            None => {}
+        }
     }
-
-    fn apply_rope(
-        &self,
-        shape: AttentionShape,
-        theta: f64,
-        positions: View<'_>,
-        direction: RopeDirection,
-        qkv: ViewMut<'_>,
-    ) {
-        self.rope(shape, theta, positions, direction, qkv);
-    }
-}
-
-fn forward_outputs(problem: &Problem, y: &ViewMut<'_>, lse: &ViewMut<'_>) -> ForwardOutputs {
-    check_rows(problem, y.view(), lse.view());
-    ForwardOutputs { y: Ptr::of_mut(y), y_dtype: y.dtype(), lse: Ptr::of_mut(lse) }
-}
-
-fn backward_inputs(problem: &Problem, y: View<'_>, lse: View<'_>, dy: View<'_>) -> BackwardInputs {
-    check_rows(problem, y, lse);
-    assert_eq!(dy.len(), y.len(), "dy does not have the shape");
-    let (y_dtype, dy_dtype) = (y.dtype(), dy.dtype());
-    BackwardInputs { y: Ptr::of(y), y_dtype, dy: Ptr::of(dy), dy_dtype, lse: Ptr::of(lse) }
-}
-
-fn check_rows(problem: &Problem, y: View<'_>, lse: View<'_>) {
-    let shape = problem.shape;
-    assert_eq!(y.len(), shape.rows() * shape.out_dim(), "y does not have the shape");
-    assert_eq!(lse.len(), shape.rows() * shape.heads, "lse does not have the shape");
-    assert!(lse.dtype() == DType::F32, "lse is f32");
 }

@@ -1,7 +1,8 @@
 //! Where compiled kernels and tuned GEMM algorithms are kept between runs.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::{fs, io, process};
 
 /// `$REGATTA_CACHE_DIR`, `$XDG_CACHE_HOME/regatta` or `~/.cache/regatta`; `None` if none of these
 /// variables is set. The directory need not exist.
@@ -16,6 +17,22 @@ fn cache_dir_of(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> 
     directory("REGATTA_CACHE_DIR")
         .or_else(|| Some(directory("XDG_CACHE_HOME")?.join("regatta")))
         .or_else(|| Some(directory("HOME")?.join(".cache/regatta")))
+}
+
+/// Replaces a file atomically: readers see the old or the new contents.
+pub(crate) fn replace_file(path: &Path, contents: &[u8]) -> io::Result<()> {
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory)?;
+    }
+    let temporary = path.with_extension(format!("{}.tmp", process::id()));
+    let written = fs::write(&temporary, contents).and_then(|()| fs::rename(&temporary, path));
+    written.inspect_err(|_| {
+        let _ = fs::remove_file(&temporary);
+    })
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

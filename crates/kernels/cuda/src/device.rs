@@ -42,14 +42,15 @@ pub struct CudaDevice {
     pub(crate) copies: CopyStreams,
     pub(crate) workspace: Mutex<Workspace>,
     stream: Arc<OwnedStream>,
-    index: u32,
+    pub(crate) index: u32,
     info: DeviceInfo,
-    precision: Precision,
-    residual: Precision,
-    residual_gradient: Precision,
-    fp8: Fp8,
-    deterministic: bool,
-    launch_blocking: bool,
+    pub(crate) precision: Precision,
+    pub(crate) residual: Precision,
+    pub(crate) residual_gradient: Precision,
+    pub(crate) fp8: Fp8,
+    pub(crate) deterministic: bool,
+    /// Whether errors are attributed to kernels.
+    pub(crate) launch_blocking: bool,
     error: StickyError,
     pub(crate) capture: CaptureState,
     notes: Mutex<Vec<String>>,
@@ -284,26 +285,6 @@ impl CudaDevice {
         }
     }
 
-    pub(crate) fn precision(&self) -> Precision {
-        self.precision
-    }
-
-    pub(crate) fn residual(&self) -> Precision {
-        self.residual
-    }
-
-    pub(crate) fn residual_gradient(&self) -> Precision {
-        self.residual_gradient
-    }
-
-    pub(crate) fn fp8_gemms(&self) -> Fp8 {
-        self.fp8
-    }
-
-    pub(crate) fn deterministic(&self) -> bool {
-        self.deterministic
-    }
-
     pub(crate) fn stream(&self) -> Stream {
         self.stream.raw
     }
@@ -313,20 +294,12 @@ impl CudaDevice {
         self.stream.clone()
     }
 
-    pub(crate) fn index(&self) -> u32 {
-        self.index
-    }
-
     pub(crate) fn sm_count(&self) -> u32 {
         self.info.multiprocessors.max(1)
     }
 
     pub(crate) fn max_shared_bytes(&self) -> u32 {
         self.info.max_shared_bytes
-    }
-
-    pub(crate) fn runtime(&self) -> &Runtime {
-        &self.runtime
     }
 
     /// Makes this the thread's current device; whether that succeeded.
@@ -388,11 +361,6 @@ impl CudaDevice {
     /// The first error, if any.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
         self.error.check()
-    }
-
-    /// Whether errors are attributed to kernels.
-    pub(crate) fn is_launch_blocking(&self) -> bool {
-        self.launch_blocking
     }
 
     pub(crate) fn error(&self, operation: &str, cause: impl Display) -> DeviceError {

@@ -83,49 +83,43 @@ impl Attribute {
 impl Driver {
     /// Loads the driver of a vendor.
     pub fn open(vendor: Vendor) -> Result<Self, LibraryError> {
-        match vendor {
-            Vendor::Nvidia => {
-                let library = open_library("REGATTA_CUDA", &["libcuda.so.1"])?;
-                let hint = "install an NVIDIA driver for CUDA 12 or newer";
-                Ok(Self {
-                    vendor,
-                    module_load_data: symbol(&library, "cuModuleLoadData", hint)?,
-                    module_get_function: symbol(&library, "cuModuleGetFunction", hint)?,
-                    launch_kernel: symbol(&library, "cuLaunchKernel", hint)?,
-                    func_set_attribute: Some(symbol(&library, "cuFuncSetAttribute", hint)?),
-                    memset_async: symbol(&library, "cuMemsetD8Async", hint)?,
-                    device_get_attribute: symbol(&library, "cuDeviceGetAttribute", hint)?,
-                    runtime_get_version: None,
-                    get_error_string: GetErrorString::Cuda(symbol(
-                        &library,
-                        "cuGetErrorString",
-                        hint,
-                    )?),
-                    _library: Some(library),
-                })
-            }
-            Vendor::Amd => {
-                let names = ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"];
-                let library = open_library("REGATTA_HIP", &names)?;
-                let hint = "use ROCm 6.1 or newer";
-                Ok(Self {
-                    vendor,
-                    module_load_data: symbol(&library, "hipModuleLoadData", hint)?,
-                    module_get_function: symbol(&library, "hipModuleGetFunction", hint)?,
-                    launch_kernel: symbol(&library, "hipModuleLaunchKernel", hint)?,
-                    func_set_attribute: None,
-                    memset_async: symbol(&library, "hipMemsetAsync", hint)?,
-                    device_get_attribute: symbol(&library, "hipDeviceGetAttribute", hint)?,
-                    runtime_get_version: Some(symbol(&library, "hipRuntimeGetVersion", hint)?),
-                    get_error_string: GetErrorString::Hip(symbol(
-                        &library,
-                        "hipGetErrorString",
-                        hint,
-                    )?),
-                    _library: Some(library),
-                })
-            }
+        let hip_libraries = ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"];
+        let (variable, libraries, hint) = match vendor {
+            Vendor::Nvidia => (
+                "REGATTA_CUDA",
+                &["libcuda.so.1"][..],
+                "install an NVIDIA driver for CUDA 12 or newer",
+            ),
+            Vendor::Amd => ("REGATTA_HIP", &hip_libraries[..], "use ROCm 6.1 or newer"),
+        };
+        let library = open_library(variable, libraries)?;
+        let is_nvidia = vendor == Vendor::Nvidia;
+        macro_rules! load {
+            ($cuda:literal, $hip:literal) => {
+                symbol(&library, if is_nvidia { $cuda } else { $hip }, hint)?
+            };
         }
+        Ok(Self {
+            vendor,
+            module_load_data: load!("cuModuleLoadData", "hipModuleLoadData"),
+            module_get_function: load!("cuModuleGetFunction", "hipModuleGetFunction"),
+            launch_kernel: load!("cuLaunchKernel", "hipModuleLaunchKernel"),
+            func_set_attribute: match vendor {
+                Vendor::Nvidia => Some(symbol(&library, "cuFuncSetAttribute", hint)?),
+                Vendor::Amd => None,
+            },
+            memset_async: load!("cuMemsetD8Async", "hipMemsetAsync"),
+            device_get_attribute: load!("cuDeviceGetAttribute", "hipDeviceGetAttribute"),
+            runtime_get_version: match vendor {
+                Vendor::Nvidia => None,
+                Vendor::Amd => Some(symbol(&library, "hipRuntimeGetVersion", hint)?),
+            },
+            get_error_string: match vendor {
+                Vendor::Nvidia => GetErrorString::Cuda(symbol(&library, "cuGetErrorString", hint)?),
+                Vendor::Amd => GetErrorString::Hip(symbol(&library, "hipGetErrorString", hint)?),
+            },
+            _library: Some(library),
+        })
     }
 
     /// A property of a device; 0 if the driver does not know it.

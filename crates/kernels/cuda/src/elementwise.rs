@@ -2,6 +2,7 @@
 
 use regatta_comm::DType;
 use regatta_device::ElementwiseOps;
+use regatta_device::ops::ColumnRange;
 use regatta_device::random::DropoutMask;
 use regatta_device::tensor::{View, ViewMut};
 
@@ -64,7 +65,7 @@ impl ElementwiseOps for CudaDevice {
         let elements = Elements::flat(x.len(), &[Ptr::of(x)]);
         let blocks = elements.threads().div_ceil(REDUCE_THREADS as usize).min(SQUARES_BLOCKS);
         let partials = self.scratch(blocks * size_of::<f64>());
-        let (len, vectorised) = elements.args();
+        let [len, vectorised] = elements.args();
         self.launch(
             &Kernel::new(&SOURCE, name),
             Grid::new(blocks as u32, REDUCE_THREADS),
@@ -95,48 +96,26 @@ impl CudaDevice {
         self.launch_elements(&SOURCE, name, elements, &pointers, &[value.into()]);
     }
 
-    /// Copies `columns` columns of all rows, converting the dtype. `x_row` and `y_row` are the length of
-    /// a row and its first column to copy.
-    pub(crate) fn copy_columns(
+    /// Copies columns of `rows` rows, converting the dtype.
+    pub(crate) fn launch_copy_columns(
         &self,
+        rows: usize,
         x: View<'_>,
-        x_row: (usize, usize),
+        from: &ColumnRange,
         y: ViewMut<'_>,
-        y_row: (usize, usize),
-        columns: usize,
+        to: &ColumnRange,
     ) {
-        if columns == 0 {
-            return;
-        }
-        let rows = row_count(x.len(), x_row.0);
-        assert_eq!(rows, row_count(y.len(), y_row.0), "row counts differ");
-        let in_bounds = |(len, first): (usize, usize)| first + columns <= len;
-        assert!(in_bounds(x_row) && in_bounds(y_row), "columns are out of bounds");
+        let columns = from.columns.len();
         let name = kernel_name("copy_columns", [x.dtype(), y.dtype()]);
         let (x, y) = (Ptr::of(x), Ptr::of_mut(&y));
-        let elements = Elements::in_rows(
-            rows * columns,
-            &[columns, x_row.0, x_row.1, y_row.0, y_row.1],
-            &[x, y],
-        );
-        let row = |(len, first): (usize, usize)| [Arg::from(len as u64), Arg::from(first as u64)];
-        let ([x_len, x_first], [y_len, y_first]) = (row(x_row), row(y_row));
-        let (len, vectorised) = elements.args();
-        self.launch(
-            &Kernel::new(&SOURCE, name),
-            elements.grid(),
-            &[
-                x.into(),
-                x_len,
-                x_first,
-                y.into(),
-                y_len,
-                y_first,
-                to_u32(columns).into(),
-                len,
-                vectorised,
-            ],
-        );
+        let rows_of = [from, to].map(|range| [range.row_len, range.columns.start]);
+        let strides = [&[columns][..], rows_of.as_flattened()].concat();
+        let elements = Elements::in_rows(rows * columns, &strides, &[x, y]);
+        let [from, to] = rows_of.map(|row| row.map(|size| Arg::from(size as u64)));
+        let mut args = vec![x.into(), from[0], from[1], y.into(), to[0], to[1]];
+        args.push(to_u32(columns).into());
+        args.extend(elements.args());
+        self.launch(&Kernel::new(&SOURCE, name), elements.grid(), &args);
     }
 
     /// Adds `count` f64 in device memory to a scalar, in a fixed order.
@@ -190,7 +169,7 @@ impl CudaDevice {
     ) {
         let mut all: Vec<Arg> = pointers.iter().map(|pointer| Arg::from(*pointer)).collect();
         all.extend(args);
-        all.extend(<[Arg; 2]>::from(elements.args()));
+        all.extend(elements.args());
         self.launch(&Kernel::new(source, name), elements.grid(), &all);
     }
 
@@ -227,8 +206,8 @@ impl Elements {
     }
 
     /// The last arguments of an elementwise kernel.
-    pub fn args(self) -> (Arg, Arg) {
-        ((self.len as u64).into(), (self.vectorised as u64).into())
+    pub fn args(self) -> [Arg; 2] {
+        [self.len, self.vectorised].map(|count| Arg::from(count as u64))
     }
 
     fn threads(self) -> usize {
@@ -269,18 +248,6 @@ pub(crate) fn is_bf16(dtype: DType) -> bool {
         DType::Bf16 => true,
         _ => panic!("kernels take f32 and bf16, not {dtype}"),
     }
-}
-
-/// Number of rows.
-///
-/// # Panics
-/// If the elements are not a multiple of the row length.
-pub(crate) fn row_count(elements: usize, row_len: usize) -> usize {
-    assert!(
-        row_len > 0 && elements.is_multiple_of(row_len),
-        "{elements} elements are not a multiple of the row length {row_len}"
-    );
-    elements / row_len
 }
 
 /// A size that kernels take as 32 bits, or a number of blocks.

@@ -2,10 +2,12 @@
 
 use regatta_comm::DType;
 use regatta_device::EmbeddingOps;
-use regatta_device::ops::TOKEN_DTYPE;
-use regatta_device::tensor::{View, ViewMut};
+use regatta_device::ops::{
+    EmbeddingBackwardArgs, PositionBackwardArgs, TOKEN_DTYPE, positioned_rows,
+};
+use regatta_device::tensor::{View, ViewMut, row_count};
 
-use crate::elementwise::{Elements, is_vectorised, kernel_name, row_count, to_u32};
+use crate::elementwise::{Elements, is_vectorised, kernel_name, to_u32};
 use crate::{Arg, CudaDevice, Grid, Kernel, Ptr, Source};
 
 pub(crate) static SOURCE: Source =
@@ -37,17 +39,12 @@ impl EmbeddingOps for CudaDevice {
             y_ptr.into(),
             to_u32(dim).into(),
         ];
-        args.extend(<[Arg; 2]>::from(elements.args()));
+        args.extend(elements.args());
         self.launch(&Kernel::new(&SOURCE, name), elements.grid(), &args);
     }
 
-    fn embedding_backward(
-        &self,
-        tokens: View<'_>,
-        first: usize,
-        dy: View<'_>,
-        dtable: ViewMut<'_>,
-    ) {
+    fn embedding_backward(&self, args: EmbeddingBackwardArgs<'_>) {
+        let EmbeddingBackwardArgs { tokens, first, dy, dtable } = args;
         assert_tokens(tokens);
         if tokens.is_empty() {
             return;
@@ -55,8 +52,8 @@ impl EmbeddingOps for CudaDevice {
         let dim = row_count(dy.len(), tokens.len());
         let table_rows = row_count(dtable.len(), dim);
         assert!(dtable.dtype() == DType::F32, "gradients of parameters are f32");
-        if self.deterministic() {
-            return self.add_rows_in_order(dim, tokens, first, dy, dtable);
+        if self.deterministic {
+            return self.add_rows_in_order(dim, EmbeddingBackwardArgs { dtable, ..args });
         }
         let name = kernel_name("embedding_backward_atomic", [dy.dtype()]);
         let (dy_ptr, dtable_ptr) = (Ptr::of(dy), Ptr::of_mut(&dtable));
@@ -69,7 +66,7 @@ impl EmbeddingOps for CudaDevice {
             (table_rows as u64).into(),
             to_u32(dim).into(),
         ];
-        args.extend(<[Arg; 2]>::from(elements.args()));
+        args.extend(elements.args());
         self.launch(&Kernel::new(&SOURCE, name), elements.grid(), &args);
     }
 
@@ -78,7 +75,7 @@ impl EmbeddingOps for CudaDevice {
         if y.is_empty() {
             return;
         }
-        check_positions(row_count(y.len(), dim), pos.len());
+        positioned_rows(y.len(), dim, pos.len());
         row_count(table.len(), dim);
         let name = kernel_name("add_position_embedding", [table.dtype(), y.dtype()]);
         let (table, y_ptr) = (Ptr::of(table), Ptr::of_mut(&y));
@@ -90,39 +87,28 @@ impl EmbeddingOps for CudaDevice {
             y_ptr.into(),
             to_u32(dim).into(),
         ];
-        args.extend(<[Arg; 2]>::from(elements.args()));
+        args.extend(elements.args());
         self.launch(&Kernel::new(&SOURCE, name), elements.grid(), &args);
     }
 
     /// In a fixed order: positions may occur several times, as with context parallelism.
-    fn position_embedding_backward(
-        &self,
-        dim: usize,
-        positions: View<'_>,
-        dy: View<'_>,
-        dtable: ViewMut<'_>,
-    ) {
-        assert_tokens(positions);
+    fn position_embedding_backward(&self, args: PositionBackwardArgs<'_>) {
+        let PositionBackwardArgs { dim, positions: tokens, dy, dtable } = args;
+        assert_tokens(tokens);
         if dy.is_empty() {
             return;
         }
-        check_positions(row_count(dy.len(), dim), positions.len());
+        positioned_rows(dy.len(), dim, tokens.len());
         assert!(dtable.dtype() == DType::F32, "gradients of parameters are f32");
-        self.add_rows_in_order(dim, positions, 0, dy, dtable);
+        self.add_rows_in_order(dim, EmbeddingBackwardArgs { tokens, first: 0, dy, dtable });
     }
 }
 
 impl CudaDevice {
     /// Adds rows of `dy` to their rows of `dtable`, in a fixed order. The tokens repeat for every
     /// sequence of `dy`.
-    fn add_rows_in_order(
-        &self,
-        dim: usize,
-        tokens: View<'_>,
-        first: usize,
-        dy: View<'_>,
-        dtable: ViewMut<'_>,
-    ) {
+    fn add_rows_in_order(&self, dim: usize, args: EmbeddingBackwardArgs<'_>) {
+        let EmbeddingBackwardArgs { tokens, first, dy, dtable } = args;
         let (count, table_rows) = (tokens.len(), row_count(dtable.len(), dim));
         let batch = row_count(dy.len(), dim) / count;
         to_u32(count);
@@ -143,10 +129,9 @@ impl CudaDevice {
         let (dy_ptr, dtable_ptr) = (Ptr::of(dy), Ptr::of_mut(&dtable));
         let is_vectorised = is_vectorised(&[dim], &[dy_ptr, dtable_ptr]);
         let columns_per_block = SUM_THREADS * if is_vectorised { 8 } else { 1 };
-        let blocks = [to_u32(table_rows), to_u32(dim.div_ceil(columns_per_block)), 1];
         self.launch(
             &Kernel::new(&SOURCE, kernel_name("add_sorted_rows", [dy.dtype()])),
-            Grid { blocks, threads: SUM_THREADS as u32, shared_bytes: 0 },
+            Grid::planar([table_rows, dim.div_ceil(columns_per_block)], SUM_THREADS),
             &[
                 order.into(),
                 starts.into(),
@@ -163,12 +148,4 @@ impl CudaDevice {
 
 fn assert_tokens(tokens: View<'_>) {
     assert!(tokens.dtype() == TOKEN_DTYPE, "tokens are {TOKEN_DTYPE}, not {}", tokens.dtype());
-}
-
-/// The rows must be a multiple of the positions.
-fn check_positions(rows: usize, positions: usize) {
-    assert!(
-        positions > 0 && rows.is_multiple_of(positions),
-        "{rows} rows are not a multiple of {positions} positions"
-    );
 }

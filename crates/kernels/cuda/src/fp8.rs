@@ -3,12 +3,12 @@
 use regatta_comm::DType;
 use regatta_device::Fp8Ops;
 use regatta_device::ops::{
-    FP8_DTYPE, FP8_SCALE_DTYPE, Fp8, Fp8Rows, Fp8RowsMut, LinearShape, Norm, NormGrads,
-    NormInputGrad, NormSaved,
+    CrossEntropyArgs, FP8_DTYPE, FP8_SCALE_DTYPE, Fp8, Fp8Rows, Fp8RowsMut, LinearArgs,
+    LinearShape, NormArgs, NormBackwardArgs,
 };
-use regatta_device::tensor::{View, ViewMut};
+use regatta_device::tensor::{View, ViewMut, row_count};
 
-use crate::elementwise::{is_bf16, is_vectorised, kernel_name, row_count, to_u32};
+use crate::elementwise::{is_bf16, is_vectorised, kernel_name, to_u32};
 use crate::{Arg, CudaDevice, Grid, Kernel, Ptr, Source};
 
 /// Rows in registers.
@@ -48,7 +48,7 @@ const MAX_PARTIAL_ROWS: usize = 64;
 
 impl Fp8Ops for CudaDevice {
     fn fp8(&self) -> Fp8 {
-        self.fp8_gemms()
+        self.fp8
     }
 
     fn supports_fp8(&self, shape: LinearShape) -> bool {
@@ -56,7 +56,7 @@ impl Fp8Ops for CudaDevice {
         let fits = |columns: usize| {
             columns.is_multiple_of(DIMENSION_MULTIPLE) && RowLayout::of(columns, true).is_some()
         };
-        self.fp8_gemms() != Fp8::Off && rows > 0 && fits(inputs) && fits(outputs)
+        self.fp8 != Fp8::Off && rows > 0 && fits(inputs) && fits(outputs)
     }
 
     fn quantize_rows(&self, x: View<'_>, to: Fp8RowsMut<'_>, column_sums: Option<ViewMut<'_>>) {
@@ -71,19 +71,14 @@ impl Fp8Ops for CudaDevice {
         let row_blocks = rows.div_ceil(TILE).min(MAX_PARTIAL_ROWS);
         let partials = self.scratch(row_blocks * columns * size_of::<f32>());
         let (rows_arg, columns_arg) = (Arg::from(rows as u64), Arg::from(columns as u64));
-        let grid = |[x, y]: [usize; 2]| Grid {
-            blocks: [to_u32(x), to_u32(y), 1],
-            threads: TRANSPOSE_THREADS as u32,
-            shared_bytes: 0,
-        };
         self.launch(
             &Kernel::new(&TRANSPOSE_SOURCE, kernel_name("column_maxima", [x.dtype()])),
-            grid([column_blocks, row_blocks]),
+            Grid::planar([column_blocks, row_blocks], TRANSPOSE_THREADS),
             &[Ptr::of(x).into(), rows_arg, columns_arg, partials.into()],
         );
         self.launch(
             &Kernel::new(&TRANSPOSE_SOURCE, kernel_name("quantize_transpose", [x.dtype()])),
-            grid([columns.div_ceil(TILE), rows.div_ceil(TILE)]),
+            Grid::planar([columns.div_ceil(TILE), rows.div_ceil(TILE)], TRANSPOSE_THREADS),
             &[
                 Ptr::of(x).into(),
                 partials.into(),
@@ -96,48 +91,28 @@ impl Fp8Ops for CudaDevice {
         );
     }
 
-    fn linear_fp8(
-        &self,
-        shape: LinearShape,
-        x: Fp8Rows<'_>,
-        weight: Fp8Rows<'_>,
-        bias: Option<View<'_>>,
-        y: ViewMut<'_>,
-    ) {
+    fn linear_fp8(&self, args: LinearArgs<'_, Fp8Rows<'_>>) {
+        let LinearArgs { shape, x, weight, .. } = args;
         let is_shape = |operand: Fp8Rows<'_>, rows| {
             (operand.scales.len(), operand.columns()) == (rows, shape.inputs)
         };
         let fits = is_shape(x, shape.rows) && is_shape(weight, shape.outputs);
         assert!(fits, "the operands do not have the layer's shape");
-        self.linear_scaled(shape, x, weight, bias, y);
+        self.linear_scaled(args);
     }
 
     fn add_norm_fp8(
         &self,
-        norm: Norm,
-        x: View<'_>,
+        args: NormArgs<'_>,
         delta: View<'_>,
-        weight: View<'_>,
-        bias: Option<View<'_>>,
         sum: ViewMut<'_>,
-        y: ViewMut<'_>,
-        mean_rstd: ViewMut<'_>,
         y_fp8: Fp8RowsMut<'_>,
     ) {
-        let fp8 = Some(y_fp8);
-        self.add_norm_with(norm, x, delta, weight, bias, sum, y, mean_rstd, fp8);
+        self.add_norm_with(args, delta, sum, Some(y_fp8));
     }
 
-    fn norm_backward_fp8(
-        &self,
-        norm: Norm,
-        saved: NormSaved<'_>,
-        dy: View<'_>,
-        input_grad: NormInputGrad<'_>,
-        grads: NormGrads<'_>,
-        dx_fp8: Fp8RowsMut<'_>,
-    ) {
-        self.norm_backward_with(norm, saved, dy, input_grad, grads, Some(dx_fp8));
+    fn norm_backward_fp8(&self, args: NormBackwardArgs<'_>, dx_fp8: Fp8RowsMut<'_>) {
+        self.norm_backward_with(args, Some(dx_fp8));
     }
 
     fn gelu_fp8(&self, x: ViewMut<'_>, y: ViewMut<'_>, y_fp8: Fp8RowsMut<'_>) {
@@ -161,20 +136,13 @@ impl Fp8Ops for CudaDevice {
         self.quantize(function, dtype, &pointers, &dy_fp8, dbias, dy.len());
     }
 
-    fn cross_entropy_fp8(
-        &self,
-        targets: View<'_>,
-        vocab: usize,
-        mut logits: ViewMut<'_>,
-        grad_scale: f64,
-        loss: ViewMut<'_>,
-        dlogits_fp8: Fp8RowsMut<'_>,
-    ) {
-        check_rows(&dlogits_fp8, logits.len());
+    fn cross_entropy_fp8(&self, mut args: CrossEntropyArgs<'_>, dlogits_fp8: Fp8RowsMut<'_>) {
+        check_rows(&dlogits_fp8, args.logits.len());
         let fp8 = [Ptr::of_mut(&dlogits_fp8.values), Ptr::of_mut(&dlogits_fp8.scales)];
-        if !self.cross_entropy_fused(targets, vocab, &logits, grad_scale, &loss, Some(fp8)) {
-            self.cross_entropy_whole(targets, vocab, logits.reborrow(), Some(grad_scale), loss);
-            self.quantize_rows(logits.view(), dlogits_fp8, None);
+        if !self.cross_entropy_fused(&args, Some(fp8)) {
+            let logits = args.logits.reborrow();
+            self.cross_entropy_whole(CrossEntropyArgs { logits, ..args });
+            self.quantize_rows(args.logits.view(), dlogits_fp8, None);
         }
     }
 }

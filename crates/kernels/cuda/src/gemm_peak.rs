@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use regatta_device::ops::LinearShape;
+use regatta_device::ops::{LinearArgs, LinearShape};
 use regatta_device::random;
 use regatta_device::tensor::Tensor;
 use regatta_device::{DeviceMemory, LinearOps};
@@ -34,7 +34,8 @@ impl CudaDevice {
             }
             let start = Instant::now();
             for _ in 0..PRODUCTS {
-                self.linear(shape, x.view(), weight.view(), None, y.view_mut());
+                let (x, weight, y) = (x.view(), weight.view(), y.view_mut());
+                self.linear(LinearArgs { shape, x, weight, bias: None, y });
             }
             if self.synchronize().is_err() {
                 return 0.0;

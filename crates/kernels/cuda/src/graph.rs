@@ -246,7 +246,7 @@ impl Drop for CudaGraph {
 impl GraphOps for CudaDevice {
     fn can_capture(&self) -> bool {
         // Blocking launches and timing are for single kernels.
-        let is_per_kernel = self.is_launch_blocking() || self.kernel_times.is_enabled();
+        let is_per_kernel = self.launch_blocking || self.kernel_times.is_enabled();
         self.runtime.graphs.is_some() && !is_per_kernel && !self.is_capturing()
     }
 

@@ -2,38 +2,32 @@
 //! full duplex, and a copy must not wait for kernels that are unrelated to it.
 
 use std::ffi::c_int;
-use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
+use regatta_comm::Event;
 use regatta_comm::gpu_runtime::{MEMCPY_DEFAULT, Runtime, SUCCESS, Stream};
-use regatta_comm::{Buffer, DType, Event};
-use regatta_device::tensor::{Tensor, View, ViewMut};
-use regatta_device::{DeviceError, HostTensor};
+use regatta_device::HostTensor;
+use regatta_device::tensor::View;
 
 use crate::owned_stream::OwnedStream;
-use crate::pinned::Pinned;
 use crate::{CudaDevice, Ptr};
 
 /// The copy streams of a device, created by the first copy.
 pub(crate) struct CopyStreams {
-    to_device: OnceLock<Result<OwnedStream, c_int>>,
-    to_host: OnceLock<Result<OwnedStream, c_int>>,
+    /// By direction.
+    streams: [OnceLock<Result<OwnedStream, c_int>>; 2],
     /// The device in errors of copies.
     pub device: Arc<str>,
 }
 
 impl CopyStreams {
     pub fn new(device: &str) -> Self {
-        Self { to_device: OnceLock::new(), to_host: OnceLock::new(), device: device.into() }
+        Self { streams: Default::default(), device: device.into() }
     }
 
     /// The stream of a direction.
-    fn get(&self, direction: Direction, runtime: &Arc<Runtime>) -> Result<Stream, c_int> {
-        let stream = match direction {
-            Direction::ToDevice => &self.to_device,
-            Direction::ToHost => &self.to_host,
-        };
-        match stream.get_or_init(|| OwnedStream::create(runtime)) {
+    fn get(&self, direction: CopyDirection, runtime: &Arc<Runtime>) -> Result<Stream, c_int> {
+        match self.streams[direction as usize].get_or_init(|| OwnedStream::create(runtime)) {
             Ok(stream) => Ok(stream.raw),
             Err(code) => Err(*code),
         }
@@ -41,8 +35,7 @@ impl CopyStreams {
 
     /// Waits for all copies; the error of the first that failed.
     pub fn synchronize(&self, runtime: &Runtime) -> c_int {
-        let streams = [&self.to_device, &self.to_host];
-        let created = streams.into_iter().filter_map(|stream| stream.get()?.as_ref().ok());
+        let created = self.streams.iter().filter_map(|stream| stream.get()?.as_ref().ok());
         let codes = created.map(|stream| {
             // SAFETY: the stream is valid.
             unsafe { (runtime.stream_synchronize)(stream.raw) }
@@ -53,59 +46,16 @@ impl CopyStreams {
 
 /// The direction of a copy.
 #[derive(Clone, Copy)]
-enum Direction {
+pub(crate) enum CopyDirection {
     ToDevice,
     ToHost,
 }
 
 impl CudaDevice {
-    /// Zeros in pinned memory.
-    pub(crate) fn alloc_pinned(
-        &self,
-        elements: usize,
-        dtype: DType,
-    ) -> Result<HostTensor, DeviceError> {
-        self.make_current();
-        self.check()?;
-        let bytes = elements * dtype.size();
-        let memory = Pinned::alloc(&self.runtime, bytes).map_err(|code| {
-            let cause = format!(
-                "{bytes} bytes: {}; offload less (offload.optimizer, offload.parameters), offload to \
-                 disk, or raise the memory limit of the job",
-                self.runtime.error_string(code)
-            );
-            self.error("allocating pinned host memory", cause)
-        })?;
-        let start = NonNull::new(memory.start.cast::<u8>()).unwrap_or(NonNull::dangling());
-        // SAFETY: the allocation has this many bytes.
-        unsafe { start.write_bytes(0, bytes) };
-        // SAFETY: initialised memory, aligned to a page, which its owner frees.
-        let buffer = unsafe { Buffer::from_owner(start, bytes, Box::new(memory)) };
-        Ok(HostTensor::new(Tensor::from_buffer(buffer, dtype)))
-    }
-
-    pub(crate) fn copy_to_device(
-        &self,
-        from: &mut HostTensor,
-        to: &ViewMut<'_>,
-        after: Option<&Event>,
-    ) -> Option<Event> {
-        self.copy_pinned(Direction::ToDevice, from, to.view(), after)
-    }
-
-    pub(crate) fn copy_from_device(
-        &self,
-        from: View<'_>,
-        to: &mut HostTensor,
-        after: Option<&Event>,
-    ) -> Option<Event> {
-        self.copy_pinned(Direction::ToHost, to, from, after)
-    }
-
     /// Queues a copy; an error is the device's.
-    fn copy_pinned(
+    pub(crate) fn copy_pinned(
         &self,
-        direction: Direction,
+        direction: CopyDirection,
         host: &mut HostTensor,
         on_device: View<'_>,
         after: Option<&Event>,
@@ -120,8 +70,8 @@ impl CudaDevice {
         }
         let device = Ptr::of(on_device).as_raw();
         let (to, from) = match direction {
-            Direction::ToDevice => (device, pinned),
-            Direction::ToHost => (pinned, device),
+            CopyDirection::ToDevice => (device, pinned),
+            CopyDirection::ToHost => (pinned, device),
         };
         let queue = || -> Result<Event, String> {
             let code_error = |code| self.runtime.error_string(code);

@@ -27,6 +27,25 @@ impl KernelTimes {
     pub fn is_enabled(&self) -> bool {
         trace::is_enabled() || self.is_enabled.load(Ordering::Relaxed)
     }
+
+    /// Times all kernels from now on. Launches take longer.
+    pub fn enable(&self) {
+        self.is_enabled.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends timing; the sum of the times of each kernel, all of which must have completed.
+    pub fn take(&self) -> Vec<KernelTime> {
+        self.is_enabled.store(false, Ordering::Relaxed);
+        let mut all = self.launches.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sums: BTreeMap<String, KernelTime> = BTreeMap::new();
+        for TimedLaunch { name, start, end } in all.drain(..) {
+            let new = || KernelTime { name: name.clone(), calls: 0, seconds: 0.0 };
+            let sum = sums.entry(name.clone()).or_insert_with(new);
+            sum.calls += 1;
+            sum.seconds += start.seconds_until(&end);
+        }
+        sums.into_values().collect()
+    }
 }
 
 impl CudaDevice {
@@ -54,26 +73,6 @@ impl CudaDevice {
     pub fn start_trace(&self) {
         self.make_current();
         self.record_timing_event().into_iter().for_each(trace::start);
-    }
-
-    /// Times all kernels from now on. Launches take longer.
-    pub(crate) fn enable_kernel_times(&self) {
-        self.kernel_times.is_enabled.store(true, Ordering::Relaxed);
-    }
-
-    /// Ends timing; the sum of the times of each kernel.
-    pub(crate) fn collect_kernel_times(&self) -> Vec<KernelTime> {
-        self.kernel_times.is_enabled.store(false, Ordering::Relaxed);
-        self.synchronize_stream();
-        let mut all = self.kernel_times.launches.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut sums: BTreeMap<String, KernelTime> = BTreeMap::new();
-        for TimedLaunch { name, start, end } in all.drain(..) {
-            let new = || KernelTime { name: name.clone(), calls: 0, seconds: 0.0 };
-            let sum = sums.entry(name.clone()).or_insert_with(new);
-            sum.calls += 1;
-            sum.seconds += start.seconds_until(&end);
-        }
-        sums.into_values().collect()
     }
 
     pub(crate) fn record_timing_event(&self) -> Option<TimingEvent> {

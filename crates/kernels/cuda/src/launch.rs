@@ -8,6 +8,7 @@ use regatta_comm::gpu_runtime::SUCCESS;
 use regatta_device::tensor::{View, ViewMut};
 
 use crate::CudaDevice;
+use crate::elementwise::to_u32;
 
 /// A kernel source. The prelude is put before its text.
 #[derive(Debug)]
@@ -56,6 +57,11 @@ impl Grid {
     /// A one-dimensional grid.
     pub fn new(blocks: u32, threads: u32) -> Self {
         Self { blocks: [blocks, 1, 1], threads, shared_bytes: 0 }
+    }
+
+    /// A two-dimensional grid.
+    pub fn planar([x, y]: [usize; 2], threads: usize) -> Self {
+        Self { blocks: [to_u32(x), to_u32(y), 1], threads: to_u32(threads), shared_bytes: 0 }
     }
 
     /// Enough threads for `elements` elements, `per_thread` each.

@@ -1,7 +1,9 @@
 //! Linear layers.
 
 use regatta_comm::DType;
-use regatta_device::ops::{FP8_DTYPE, Fp8Rows, LinearShape};
+use regatta_device::ops::{
+    FP8_DTYPE, Fp8Rows, LinearArgs, LinearBackwardInputArgs, LinearBackwardWeightArgs, LinearShape,
+};
 use regatta_device::tensor::{View, ViewMut};
 use regatta_device::{DeviceMemory, LinearOps};
 
@@ -30,15 +32,9 @@ const FP8_OPERATION: &str = "linear_fp8";
 const VECTOR_BYTES: usize = 16;
 
 impl LinearOps for CudaDevice {
-    fn linear(
-        &self,
-        shape: LinearShape,
-        x: View<'_>,
-        weight: View<'_>,
-        bias: Option<View<'_>>,
-        mut y: ViewMut<'_>,
-    ) {
-        check_lengths(shape, x.len(), weight.len(), y.len());
+    fn linear(&self, args: LinearArgs<'_>) {
+        let LinearArgs { shape, x, weight, bias, mut y } = args;
+        shape.check_lengths(x.len(), weight.len(), y.len());
         check_bias(shape, bias.map(View::len));
         if y.is_empty() || self.has_failed() {
             return;
@@ -53,15 +49,9 @@ impl LinearOps for CudaDevice {
         self.with_bias("linear", gemm, args, bias, y);
     }
 
-    fn linear_backward_input(
-        &self,
-        shape: LinearShape,
-        dy: View<'_>,
-        weight: View<'_>,
-        dx: ViewMut<'_>,
-        accumulate: bool,
-    ) {
-        check_lengths(shape, dx.len(), weight.len(), dy.len());
+    fn linear_backward_input(&self, args: LinearBackwardInputArgs<'_>) {
+        let LinearBackwardInputArgs { shape, dy, weight, dx, accumulate } = args;
+        shape.check_lengths(dx.len(), weight.len(), dy.len());
         if dx.is_empty() || self.has_failed() {
             return;
         }
@@ -77,15 +67,9 @@ impl LinearOps for CudaDevice {
         self.report("linear_backward_input", self.gemm(gemm, &args));
     }
 
-    fn linear_backward_weight(
-        &self,
-        shape: LinearShape,
-        x: View<'_>,
-        dy: View<'_>,
-        dweight: ViewMut<'_>,
-        dbias: Option<ViewMut<'_>>,
-    ) {
-        check_lengths(shape, x.len(), dweight.len(), dy.len());
+    fn linear_backward_weight(&self, args: LinearBackwardWeightArgs<'_>) {
+        let LinearBackwardWeightArgs { shape, x, dy, dweight, dbias } = args;
+        shape.check_lengths(x.len(), dweight.len(), dy.len());
         check_bias(shape, dbias.as_ref().map(ViewMut::len));
         if let Some(dbias) = dbias {
             self.add_column_sums(dy, dbias);
@@ -103,16 +87,9 @@ impl LinearOps for CudaDevice {
 impl CudaDevice {
     /// `y = gelu(x weightᵀ + bias)` by one GEMM, which stores the input of GELU in `saved`. Returns
     /// false, without effects, if the library does not support that.
-    pub(crate) fn linear_gelu_fused(
-        &self,
-        shape: LinearShape,
-        x: View<'_>,
-        weight: View<'_>,
-        bias: Option<View<'_>>,
-        saved: ViewMut<'_>,
-        y: ViewMut<'_>,
-    ) -> bool {
-        check_lengths(shape, x.len(), weight.len(), y.len());
+    pub(crate) fn linear_gelu_fused(&self, args: &LinearArgs<'_>, saved: &ViewMut<'_>) -> bool {
+        let LinearArgs { shape, x, weight, bias, ref y } = *args;
+        shape.check_lengths(x.len(), weight.len(), y.len());
         check_bias(shape, bias.map(View::len));
         assert_eq!(saved.len(), y.len(), "tensor lengths differ");
         let Some(bias) = bias else { return false };
@@ -129,8 +106,8 @@ impl CudaDevice {
             .with_epilogue(Epilogue::GeluAuxBias(DType::Bf16));
         let args = GemmArgs {
             bias: Ptr::of(bias),
-            aux: Ptr::of_mut(&saved),
-            ..GemmArgs::new(Ptr::of(weight), Ptr::of(x), Ptr::of_mut(&y))
+            aux: Ptr::of_mut(saved),
+            ..GemmArgs::new(Ptr::of(weight), Ptr::of(x), Ptr::of_mut(y))
         };
         match self.gemm(gemm, &args) {
             Err(GemmError::Unsupported { .. }) => false,
@@ -142,20 +119,10 @@ impl CudaDevice {
     }
 
     /// `y = x weightᵀ + bias` of operands in fp8, whose shapes are those of the layer.
-    pub(crate) fn linear_scaled(
-        &self,
-        shape: LinearShape,
-        x: Fp8Rows<'_>,
-        weight: Fp8Rows<'_>,
-        bias: Option<View<'_>>,
-        y: ViewMut<'_>,
-    ) {
+    pub(crate) fn linear_scaled(&self, args: LinearArgs<'_, Fp8Rows<'_>>) {
+        let LinearArgs { shape, x, weight, bias, y } = args;
         check_bias(shape, bias.map(View::len));
-        assert_eq!(
-            y.len(),
-            shape.rows * shape.outputs,
-            "the output does not have the layer's shape"
-        );
+        shape.check_lengths(x.values.len(), weight.values.len(), y.len());
         if y.is_empty() || self.has_failed() {
             return;
         }
@@ -189,7 +156,7 @@ impl CudaDevice {
         let (rows, row_len) = (rows as u64, columns as u64);
         self.launch(
             &Kernel::new(&SOURCE, name),
-            grid([column_blocks, count], LANES * GROUPS),
+            Grid::planar([column_blocks, count], LANES * GROUPS),
             &[
                 Ptr::of(x).into(),
                 rows.into(),
@@ -209,7 +176,7 @@ impl CudaDevice {
         let (rows, row_len) = (count as u64, columns as u64);
         self.launch(
             &Kernel::new(&SOURCE, "add_partial_sums"),
-            grid([columns.div_ceil(LANES), 1], LANES * PARTIAL_GROUPS),
+            Grid::planar([columns.div_ceil(LANES), 1], LANES * PARTIAL_GROUPS),
             &[partials.into(), rows.into(), row_len.into(), Ptr::of_mut(&sums).into()],
         );
     }
@@ -246,7 +213,7 @@ impl CudaDevice {
         let (rows, row_len) = (rows as u64, columns as u64);
         self.launch(
             &Kernel::new(&SOURCE, name),
-            grid(blocks, LANES * GROUPS),
+            Grid::planar(blocks, LANES * GROUPS),
             &[y_ptr.into(), bias_ptr.into(), rows.into(), row_len.into()],
         );
     }
@@ -259,7 +226,7 @@ impl CudaDevice {
             runtime: &self.runtime,
             stream: self.stream(),
             gpu_name: &self.info().name,
-            tune: !self.deterministic(),
+            tune: !self.deterministic,
         };
         // SAFETY: the lengths of the tensors were checked, and the stream is valid.
         let result =
@@ -300,10 +267,6 @@ impl CudaDevice {
     }
 }
 
-fn grid([x, y]: [usize; 2], threads: usize) -> Grid {
-    Grid { blocks: [x as u32, y as u32, 1], threads: threads as u32, shared_bytes: 0 }
-}
-
 /// Elements of one access to rows of `columns` elements: 16 bytes, or one element if the rows or an
 /// address are not aligned.
 fn vector_width(dtype: DType, columns: usize, addresses: &[Ptr]) -> usize {
@@ -317,13 +280,6 @@ fn vector_width(dtype: DType, columns: usize, addresses: &[Ptr]) -> usize {
 fn block_rows(rows: usize, column_blocks: usize, sm_count: u32) -> usize {
     let row_blocks = (sm_count as usize * BLOCKS_PER_SM).div_ceil(column_blocks);
     rows.div_ceil(row_blocks).max(MIN_BLOCK_ROWS).next_multiple_of(GROUPS)
-}
-
-fn check_lengths(shape: LinearShape, x: usize, weight: usize, y: usize) {
-    let LinearShape { rows, inputs, outputs } = shape;
-    assert_eq!(x, rows * inputs, "the input does not have the layer's shape");
-    assert_eq!(weight, outputs * inputs, "the weight does not have the layer's shape");
-    assert_eq!(y, rows * outputs, "the output does not have the layer's shape");
 }
 
 fn check_bias(shape: LinearShape, len: Option<usize>) {
@@ -359,6 +315,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "the weight does not have the layer's shape")]
     fn wrong_lengths_panic() {
-        check_lengths(LinearShape { rows: 2, inputs: 3, outputs: 4 }, 6, 11, 8);
+        LinearShape { rows: 2, inputs: 3, outputs: 4 }.check_lengths(6, 11, 8);
     }
 }

@@ -4,10 +4,13 @@ use std::ops::Range;
 
 use regatta_comm::DType;
 use regatta_device::LossOps;
-use regatta_device::ops::TOKEN_DTYPE;
-use regatta_device::tensor::{View, ViewMut};
+use regatta_device::ops::{
+    CrossEntropyArgs, CrossEntropyBackwardArgs, CrossEntropyPartialsArgs, TOKEN_DTYPE,
+    logit_row_len,
+};
+use regatta_device::tensor::{View, ViewMut, row_count};
 
-use crate::elementwise::{is_vectorised, kernel_name, row_count, to_u32};
+use crate::elementwise::{is_vectorised, kernel_name, to_u32};
 use crate::{Arg, CudaDevice, Grid, Kernel, Ptr, Source};
 
 pub(crate) static SOURCE: Source = Source {
@@ -28,33 +31,19 @@ const VECTOR_BYTES: usize = 16;
 const PARTIALS_PER_ROW: usize = 3;
 
 impl LossOps for CudaDevice {
-    fn cross_entropy(
-        &self,
-        targets: View<'_>,
-        vocab: usize,
-        logits: ViewMut<'_>,
-        grad_scale: Option<f64>,
-        loss: ViewMut<'_>,
-    ) {
-        let is_fused = grad_scale.is_some_and(|grad_scale| {
-            self.cross_entropy_fused(targets, vocab, &logits, grad_scale, &loss, None)
-        });
-        if !is_fused {
-            self.cross_entropy_whole(targets, vocab, logits, grad_scale, loss);
+    fn cross_entropy(&self, args: CrossEntropyArgs<'_>) {
+        if !self.cross_entropy_fused(&args, None) {
+            self.cross_entropy_whole(args);
         }
     }
 
-    fn cross_entropy_partials(
-        &self,
-        targets: View<'_>,
-        vocab: Range<usize>,
-        logits: View<'_>,
-        partials: ViewMut<'_>,
-    ) {
+    fn cross_entropy_partials(&self, args: CrossEntropyPartialsArgs<'_>) {
+        let CrossEntropyPartialsArgs { targets, vocab, logits, partials } = args;
         assert_targets(targets);
         assert_partials(partials.view(), targets.len());
         if !targets.is_empty() {
-            self.launch_partials(targets, vocab, logits, Ptr::of_mut(&partials));
+            let (rows, to) = (LogitRows { targets, vocab, logits }, Ptr::of_mut(&partials));
+            self.launch_rows("cross_entropy_partials", rows, None, to.into());
         }
     }
 
@@ -81,40 +70,34 @@ impl LossOps for CudaDevice {
         }
     }
 
-    fn cross_entropy_backward(
-        &self,
-        targets: View<'_>,
-        vocab: Range<usize>,
-        merged: View<'_>,
-        logits: ViewMut<'_>,
-        grad_scale: f64,
-    ) {
+    fn cross_entropy_backward(&self, args: CrossEntropyBackwardArgs<'_>) {
+        let CrossEntropyBackwardArgs { targets, vocab, merged, logits, grad_scale } = args;
         assert_targets(targets);
         assert_partials(merged, targets.len());
         if !targets.is_empty() {
-            self.launch_backward(targets, vocab, Ptr::of(merged), logits, grad_scale);
+            let rows = LogitRows { targets, vocab, logits: logits.view() };
+            let (merged, scale) = (Ptr::of(merged), (grad_scale as f32).into());
+            self.launch_rows("cross_entropy_backward", rows, Some(merged), scale);
         }
     }
 }
 
 impl CudaDevice {
     /// Loss and gradient by one kernel with rows in shared memory, and the gradient in fp8 if its addresses
-    /// are given. Returns false, without effects, if rows do not fit.
+    /// are given. Returns false, without effects, if there is no gradient or rows do not fit.
     pub(crate) fn cross_entropy_fused(
         &self,
-        targets: View<'_>,
-        vocab: usize,
-        logits: &ViewMut<'_>,
-        grad_scale: f64,
-        loss: &ViewMut<'_>,
+        args: &CrossEntropyArgs<'_>,
         fp8: Option<[Ptr; 2]>,
     ) -> bool {
+        let CrossEntropyArgs { targets, vocab, ref logits, grad_scale, ref loss } = *args;
+        let Some(grad_scale) = grad_scale else { return false };
         assert_targets(targets);
         if targets.is_empty() {
             return true;
         }
         let rows = targets.len();
-        let row_len = row_len(logits.len(), rows, vocab);
+        let row_len = logit_row_len(logits.len(), rows, vocab);
         let shared_bytes = row_bytes(row_len, logits.dtype());
         let max_shared_bytes = self.max_shared_bytes() as usize;
         let is_aligned = fp8.is_none() || is_vectorised(&[row_len], &[Ptr::of_mut(logits)]);
@@ -145,14 +128,8 @@ impl CudaDevice {
     }
 
     /// Loss and gradient by kernels that read rows from global memory.
-    pub(crate) fn cross_entropy_whole(
-        &self,
-        targets: View<'_>,
-        vocab: usize,
-        logits: ViewMut<'_>,
-        grad_scale: Option<f64>,
-        loss: ViewMut<'_>,
-    ) {
+    pub(crate) fn cross_entropy_whole(&self, args: CrossEntropyArgs<'_>) {
+        let CrossEntropyArgs { targets, vocab, logits, grad_scale, loss } = args;
         assert_targets(targets);
         if targets.is_empty() {
             return;
@@ -160,35 +137,27 @@ impl CudaDevice {
         let rows = targets.len();
         let losses = self.scratch(rows * (size_of::<f64>() + PARTIALS_PER_ROW * size_of::<f32>()));
         let partials = losses.offset_bytes(rows * size_of::<f64>());
-        self.launch_partials(targets, 0..vocab, logits.view(), partials);
+        let all = || LogitRows { targets, vocab: 0..vocab, logits: logits.view() };
+        self.launch_rows("cross_entropy_partials", all(), None, partials.into());
         self.launch_merge(partials, rows, 1, Ptr::NULL, losses);
         if let Some(grad_scale) = grad_scale {
-            self.launch_backward(targets, 0..vocab, partials, logits, grad_scale);
+            let scale = (grad_scale as f32).into();
+            self.launch_rows("cross_entropy_backward", all(), Some(partials), scale);
         }
         self.add_scalars(losses, rows, &loss);
     }
 
-    fn launch_partials(
-        &self,
-        targets: View<'_>,
-        vocab: Range<usize>,
-        logits: View<'_>,
-        partials: Ptr,
-    ) {
-        let row_len = row_len(logits.len(), targets.len(), vocab.len());
+    /// Launches a kernel of the partials of rows of logits, or of their gradient, which reads merged partials.
+    fn launch_rows(&self, function: &str, rows: LogitRows<'_>, merged: Option<Ptr>, last: Arg) {
+        let LogitRows { targets, vocab, logits } = rows;
+        let row_len = logit_row_len(logits.len(), targets.len(), vocab.len());
         let threads = row_threads(row_len, logits.dtype(), MAX_THREADS / 2);
-        self.launch(
-            &Kernel::new(&SOURCE, kernel_name("cross_entropy_partials", [logits.dtype()])),
-            Grid::new(to_u32(targets.len()), threads),
-            &[
-                Ptr::of(targets).into(),
-                (vocab.start as u64).into(),
-                Ptr::of(logits).into(),
-                to_u32(vocab.len()).into(),
-                to_u32(row_len).into(),
-                partials.into(),
-            ],
-        );
+        let mut args = vec![Arg::from(Ptr::of(targets)), (vocab.start as u64).into()];
+        args.extend(merged.map(Arg::from));
+        let sizes = [vocab.len(), row_len].map(to_u32);
+        args.extend([Arg::from(Ptr::of(logits)), sizes[0].into(), sizes[1].into(), last]);
+        let kernel = Kernel::new(&SOURCE, kernel_name(function, [logits.dtype()]));
+        self.launch(&kernel, Grid::new(to_u32(targets.len()), threads), &args);
     }
 
     fn launch_merge(&self, partials: Ptr, rows: usize, sets: usize, merged: Ptr, losses: Ptr) {
@@ -204,38 +173,13 @@ impl CudaDevice {
             ],
         );
     }
-
-    fn launch_backward(
-        &self,
-        targets: View<'_>,
-        vocab: Range<usize>,
-        merged: Ptr,
-        logits: ViewMut<'_>,
-        grad_scale: f64,
-    ) {
-        let row_len = row_len(logits.len(), targets.len(), vocab.len());
-        let threads = row_threads(row_len, logits.dtype(), MAX_THREADS / 2);
-        self.launch(
-            &Kernel::new(&SOURCE, kernel_name("cross_entropy_backward", [logits.dtype()])),
-            Grid::new(to_u32(targets.len()), threads),
-            &[
-                Ptr::of(targets).into(),
-                (vocab.start as u64).into(),
-                merged.into(),
-                Ptr::of_mut(&logits).into(),
-                to_u32(vocab.len()).into(),
-                to_u32(row_len).into(),
-                (grad_scale as f32).into(),
-            ],
-        );
-    }
 }
 
-/// Elements of a row of logits, `vocab` and padding.
-fn row_len(elements: usize, rows: usize, vocab: usize) -> usize {
-    let row_len = row_count(elements, rows);
-    assert!(vocab <= row_len, "rows of {row_len} elements have no logits of {vocab} tokens");
-    row_len
+/// Rows of logits of some tokens.
+struct LogitRows<'a> {
+    targets: View<'a>,
+    vocab: Range<usize>,
+    logits: View<'a>,
 }
 
 /// Bytes of the aligned vectors that contain a row, wherever it starts.

@@ -1,18 +1,21 @@
 //! Allocation, copies and completion.
 
 use std::ffi::{c_int, c_void};
-use std::ops::Range;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
 use regatta_comm::gpu_runtime::{MEMCPY_DEFAULT, SUCCESS, TimingEvent};
-use regatta_comm::{DType, Event, MemorySpace};
-use regatta_device::ops::{ArenaUse, GPU_MAX_LOGITS, KernelTime, MemoryUse, TimeMark};
+use regatta_comm::{Buffer, DType, Event, MemorySpace};
+use regatta_device::ops::{
+    ArenaUse, ColumnRange, GPU_MAX_LOGITS, KernelTime, MemoryUse, TimeMark, column_copy_rows,
+};
 use regatta_device::tensor::{Tensor, View, ViewMut};
 use regatta_device::{DeviceError, DeviceMemory, HostTensor};
 
 use crate::arena;
+use crate::host_copy::CopyDirection;
 use crate::owned_stream::{Memory, MemorySource, OwnedStream};
+use crate::pinned::Pinned;
 use crate::token_staging::StagingError;
 use crate::{CudaDevice, Ptr};
 
@@ -150,6 +153,15 @@ impl CudaDevice {
         }
     }
 
+    /// Queues zeros to device memory.
+    fn queue_zeros(&self, start: *mut c_void, bytes: usize) {
+        // SAFETY: the memory has this many bytes, as the callers ensure, and the stream is valid.
+        let code = unsafe { (self.driver.memset_async)(start, 0, bytes, self.stream()) };
+        if code != SUCCESS {
+            self.fail("zeroing memory", self.driver.error_string(code));
+        }
+    }
+
     /// Waits for the stream; an error of any queued operation becomes the device's error.
     fn wait(&self) -> Result<(), DeviceError> {
         self.check()?;
@@ -166,7 +178,7 @@ impl CudaDevice {
 
     /// Records the error of an operation that was queued earlier.
     fn fail_queued(&self, cause: &str) {
-        let hint = match self.is_launch_blocking() {
+        let hint = match self.launch_blocking {
             true => "",
             false => "; set REGATTA_LAUNCH_BLOCKING=1 to find the kernel",
         };
@@ -194,7 +206,7 @@ fn assert_float(dtype: DType) {
 
 impl DeviceMemory for CudaDevice {
     fn memory_space(&self) -> MemorySpace {
-        MemorySpace::Device(self.index())
+        MemorySpace::Device(self.index)
     }
 
     fn memory_use(&self) -> Option<MemoryUse> {
@@ -221,15 +233,15 @@ impl DeviceMemory for CudaDevice {
     }
 
     fn activation_dtype(&self) -> DType {
-        self.precision().dtype()
+        self.precision.dtype()
     }
 
     fn residual_dtype(&self) -> DType {
-        self.residual().dtype()
+        self.residual.dtype()
     }
 
     fn residual_grad_dtype(&self) -> DType {
-        self.residual_gradient().dtype()
+        self.residual_gradient.dtype()
     }
 
     fn weight_dtype(&self) -> DType {
@@ -264,13 +276,7 @@ impl DeviceMemory for CudaDevice {
         let start = memory.as_ref().and_then(|memory| NonNull::new(memory.start.cast::<u8>()));
         let start = start.unwrap_or(NonNull::dangling());
         if memory.is_some() {
-            // SAFETY: the memory has this many bytes, and the stream is valid.
-            let code = unsafe {
-                (self.driver.memset_async)(start.as_ptr().cast(), 0, bytes, self.stream())
-            };
-            if code != SUCCESS {
-                self.fail("zeroing memory", self.driver.error_string(code));
-            }
+            self.queue_zeros(start.as_ptr().cast(), bytes);
         }
         // SAFETY: the owner keeps the memory valid; accesses are ordered by the stream, and by events
         // with other streams.
@@ -311,7 +317,23 @@ impl DeviceMemory for CudaDevice {
     }
 
     fn zeros_pinned(&self, elements: usize, dtype: DType) -> Result<HostTensor, DeviceError> {
-        self.alloc_pinned(elements, dtype)
+        self.make_current();
+        self.check()?;
+        let bytes = elements * dtype.size();
+        let memory = Pinned::alloc(&self.runtime, bytes).map_err(|code| {
+            let cause = format!(
+                "{bytes} bytes: {}; offload less (offload.optimizer, offload.parameters), offload to \
+                 disk, or raise the memory limit of the job",
+                self.runtime.error_string(code)
+            );
+            self.error("allocating pinned host memory", cause)
+        })?;
+        let start = NonNull::new(memory.start.cast::<u8>()).unwrap_or(NonNull::dangling());
+        // SAFETY: the allocation has this many bytes.
+        unsafe { start.write_bytes(0, bytes) };
+        // SAFETY: initialised memory, aligned to a page, which its owner frees.
+        let buffer = unsafe { Buffer::from_owner(start, bytes, Box::new(memory)) };
+        Ok(HostTensor::new(Tensor::from_buffer(buffer, dtype)))
     }
 
     fn load_async(
@@ -320,7 +342,7 @@ impl DeviceMemory for CudaDevice {
         to: ViewMut<'_>,
         after: Option<&Event>,
     ) -> Option<Event> {
-        self.copy_to_device(from, &to, after)
+        self.copy_pinned(CopyDirection::ToDevice, from, to.view(), after)
     }
 
     fn store_async(
@@ -329,7 +351,7 @@ impl DeviceMemory for CudaDevice {
         to: &mut HostTensor,
         after: Option<&Event>,
     ) -> Option<Event> {
-        self.copy_from_device(from, to, after)
+        self.copy_pinned(CopyDirection::ToHost, to, from, after)
     }
 
     fn copy(&self, from: View<'_>, to: ViewMut<'_>) {
@@ -341,14 +363,9 @@ impl DeviceMemory for CudaDevice {
         self.convert(from, to);
     }
 
-    fn copy_from_columns(&self, x: View<'_>, row_len: usize, cols: Range<usize>, y: ViewMut<'_>) {
-        let columns = cols.len();
-        self.copy_columns(x, (row_len, cols.start), y, (columns, 0), columns);
-    }
-
-    fn copy_to_columns(&self, x: View<'_>, y: ViewMut<'_>, row_len: usize, cols: Range<usize>) {
-        let columns = cols.len();
-        self.copy_columns(x, (columns, 0), y, (row_len, cols.start), columns);
+    fn copy_columns(&self, x: View<'_>, from: ColumnRange, y: ViewMut<'_>, to: ColumnRange) {
+        let rows = column_copy_rows(x, &from, y.view(), &to);
+        self.launch_copy_columns(rows, x, &from, y, &to);
     }
 
     fn fill(&self, value: f64, x: ViewMut<'_>) {
@@ -363,12 +380,7 @@ impl DeviceMemory for CudaDevice {
         if bytes == 0 || self.has_failed() || !self.make_current() {
             return;
         }
-        let start = Ptr::of_mut(&x).as_raw();
-        // SAFETY: the tensor has this many bytes, and the stream is valid.
-        let code = unsafe { (self.driver.memset_async)(start, 0, bytes, self.stream()) };
-        if code != SUCCESS {
-            self.fail("zeroing memory", self.driver.error_string(code));
-        }
+        self.queue_zeros(Ptr::of_mut(&x).as_raw(), bytes);
     }
 
     fn copy_tokens_from_host(&self, from: &[u32], to: ViewMut<'_>) {
@@ -418,11 +430,12 @@ impl DeviceMemory for CudaDevice {
     }
 
     fn start_kernel_times(&self) {
-        self.enable_kernel_times();
+        self.kernel_times.enable();
     }
 
     fn take_kernel_times(&self) -> Vec<KernelTime> {
-        self.collect_kernel_times()
+        self.synchronize_stream();
+        self.kernel_times.take()
     }
 
     fn record_event(&self) -> Option<Event> {

@@ -2,15 +2,15 @@
 
 use std::collections::HashMap;
 use std::ffi::CString;
+use std::fs;
 use std::path::PathBuf;
 use std::ptr::null_mut;
 use std::sync::{Mutex, PoisonError};
-use std::{fs, process};
 
 use regatta_comm::gpu_runtime::SUCCESS;
 use sha2::{Digest, Sha256};
 
-use crate::cache_dir::cache_dir;
+use crate::cache_dir::{cache_dir, hex, replace_file};
 use crate::compiler::Compiler;
 use crate::driver::{RawFunction, RawModule};
 use crate::{CudaDevice, Kernel};
@@ -98,7 +98,8 @@ impl ModuleCache {
         }
         let code = self.compiler.compile(kernel.source.name, &source, &options)?;
         if let Some(path) = path {
-            store(&path, &code);
+            // A cache that cannot be written only costs time.
+            let _ = replace_file(&path, &code);
         }
         Ok(code)
     }
@@ -116,20 +117,8 @@ fn cached_path(source: &str, options: &[String], version: &str) -> Option<PathBu
         digest.update(part.as_bytes());
         digest.update([0]);
     }
-    let name: String = digest.finalize().iter().take(16).map(|b| format!("{b:02x}")).collect();
+    let name = hex(&digest.finalize()[..16]);
     Some(cache_dir()?.join("kernels").join(format!("{name}.bin")))
-}
-
-/// Stores compiled code. A cache that cannot be written only costs time.
-fn store(path: &std::path::Path, code: &[u8]) {
-    let Some(dir) = path.parent() else { return };
-    let temporary = path.with_extension(format!("{}.tmp", process::id()));
-    let written = fs::create_dir_all(dir)
-        .and_then(|()| fs::write(&temporary, code))
-        .and_then(|()| fs::rename(&temporary, path));
-    if written.is_err() {
-        let _ = fs::remove_file(&temporary);
-    }
 }
 
 #[cfg(test)]

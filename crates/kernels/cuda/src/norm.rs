@@ -1,11 +1,11 @@
 //! LayerNorm and RMSNorm.
 
 use regatta_comm::DType;
-use regatta_device::ops::{Fp8RowsMut, Norm, NormGrads, NormInputGrad, NormSaved};
-use regatta_device::tensor::{View, ViewMut};
+use regatta_device::ops::{Fp8RowsMut, Norm, NormArgs, NormBackwardArgs, NormInputGrad};
+use regatta_device::tensor::{View, ViewMut, row_count};
 use regatta_device::{DeviceMemory, Fp8Ops, NormOps};
 
-use crate::elementwise::{is_bf16, is_vectorised, row_count, to_u32};
+use crate::elementwise::{is_bf16, is_vectorised, to_u32};
 use crate::{Arg, CudaDevice, Grid, Kernel, Ptr, Source};
 
 /// Rows in registers.
@@ -30,15 +30,8 @@ const GENERIC_THREADS: u32 = 256;
 const VECTOR_LEN: usize = 8;
 
 impl NormOps for CudaDevice {
-    fn norm(
-        &self,
-        norm: Norm,
-        x: View<'_>,
-        weight: View<'_>,
-        bias: Option<View<'_>>,
-        y: ViewMut<'_>,
-        mean_rstd: ViewMut<'_>,
-    ) {
+    fn norm(&self, args: NormArgs<'_>) {
+        let NormArgs { norm, x, weight, bias, y, mean_rstd } = args;
         let shape = Shape::check(x.len(), weight, bias, &y, mean_rstd.view());
         let pointers = [Ptr::of(x), Ptr::of(weight), Ptr::optional(bias), Ptr::of_mut(&y)];
         let dtypes = Dtypes::new(norm, x, weight, y.dtype());
@@ -46,47 +39,25 @@ impl NormOps for CudaDevice {
         self.forward("norm_forward", dtypes, shape, &pointers, stats, None);
     }
 
-    fn add_norm(
-        &self,
-        norm: Norm,
-        x: View<'_>,
-        delta: View<'_>,
-        weight: View<'_>,
-        bias: Option<View<'_>>,
-        sum: ViewMut<'_>,
-        y: ViewMut<'_>,
-        mean_rstd: ViewMut<'_>,
-    ) {
-        self.add_norm_with(norm, x, delta, weight, bias, sum, y, mean_rstd, None);
+    fn add_norm(&self, args: NormArgs<'_>, delta: View<'_>, sum: ViewMut<'_>) {
+        self.add_norm_with(args, delta, sum, None);
     }
 
-    fn norm_backward(
-        &self,
-        norm: Norm,
-        saved: NormSaved<'_>,
-        dy: View<'_>,
-        input_grad: NormInputGrad<'_>,
-        grads: NormGrads<'_>,
-    ) {
-        self.norm_backward_with(norm, saved, dy, input_grad, grads, None);
+    fn norm_backward(&self, args: NormBackwardArgs<'_>) {
+        self.norm_backward_with(args, None);
     }
 }
 
 impl CudaDevice {
     /// [`NormOps::add_norm`], with `y` in fp8 if wanted.
-    #[allow(clippy::too_many_arguments, reason = "a fused kernel has the arguments of all")]
     pub(crate) fn add_norm_with(
         &self,
-        norm: Norm,
-        x: View<'_>,
+        args: NormArgs<'_>,
         delta: View<'_>,
-        weight: View<'_>,
-        bias: Option<View<'_>>,
         sum: ViewMut<'_>,
-        y: ViewMut<'_>,
-        mean_rstd: ViewMut<'_>,
         fp8: Option<Fp8RowsMut<'_>>,
     ) {
+        let NormArgs { norm, x, weight, bias, y, mean_rstd } = args;
         let shape = Shape::check(x.len(), weight, bias, &y, mean_rstd.view());
         assert!(delta.len() == x.len() && sum.len() == x.len(), "tensor lengths differ");
         assert_eq!(x.dtype(), sum.dtype(), "the dtypes of a tensor and its sum differ");
@@ -107,19 +78,15 @@ impl CudaDevice {
     /// gradients of its rows; these partial sums are added in order.
     pub(crate) fn norm_backward_with(
         &self,
-        norm: Norm,
-        saved: NormSaved<'_>,
-        dy: View<'_>,
-        input_grad: NormInputGrad<'_>,
-        grads: NormGrads<'_>,
+        args: NormBackwardArgs<'_>,
         fp8: Option<Fp8RowsMut<'_>>,
     ) {
+        let NormBackwardArgs { norm, x, weight, mean_rstd, dy, input_grad, dweight, dbias } = args;
         let NormInputGrad { dx, copy: dx_copy, column_sums } = input_grad;
-        let NormSaved { x, weight, mean_rstd } = saved;
         let shape = Shape::check(x.len(), weight, None, &dx, mean_rstd);
         assert!(dy.len() == x.len(), "tensor lengths differ");
         assert!(dx_copy.as_ref().is_none_or(|copy| copy.len() == x.len()), "tensor lengths differ");
-        let sums = [Some(&grads.weight), grads.bias.as_ref(), column_sums.as_ref()];
+        let sums = [Some(&dweight), dbias.as_ref(), column_sums.as_ref()];
         for grad in sums.into_iter().flatten() {
             assert_eq!(grad.len(), shape.columns, "parameter and gradient lengths differ");
             assert!(grad.dtype() == DType::F32, "gradients of parameters are f32");
@@ -139,7 +106,7 @@ impl CudaDevice {
             dx_copy: Ptr::optional_mut(dx_copy.as_ref()),
         };
         let mut parts = Parts {
-            has_bias: grads.bias.is_some(),
+            has_bias: dbias.is_some(),
             has_sums: column_sums.is_some(),
             has_fp8: fp8.is_some(),
         };
@@ -155,8 +122,7 @@ impl CudaDevice {
             }
         };
         let fused_sums = column_sums.as_ref().filter(|_| parts.has_sums);
-        let (weight, bias) = (&grads.weight, grads.bias.as_ref());
-        self.add_column_partials(partials, count, weight, bias, fused_sums);
+        self.add_column_partials(partials, count, &dweight, dbias.as_ref(), fused_sums);
         if let Some(mut sums) = column_sums.filter(|_| !parts.has_sums) {
             self.zero(sums.reborrow());
             self.add_column_sums(dx.view(), sums);
@@ -239,11 +205,10 @@ impl CudaDevice {
         let parts = Parts { has_bias, has_sums: false, has_fp8: false };
         let partials = self.scratch(row_blocks * parts.count() * columns * size_of::<f32>());
         let kernel = dtypes.kernel(&GENERIC_SOURCE, "norm_backward_params");
-        let blocks = [to_u32(column_blocks), to_u32(row_blocks), 1];
         let BackwardTensors { dy, x, mean_rstd, .. } = *tensors;
         self.launch(
             &kernel,
-            Grid { blocks, threads: GENERIC_THREADS, shared_bytes: 0 },
+            Grid::planar([column_blocks, row_blocks], GENERIC_THREADS as usize),
             &[
                 dy.into(),
                 x.into(),

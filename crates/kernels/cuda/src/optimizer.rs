@@ -41,53 +41,45 @@ impl OptimizerOps for CudaDevice {
     }
 
     fn adamw(&self, config: &AdamW, state: OptimizerState<'_>) {
-        let OptimizerState { grad, grad_scale, moment1, moment2, param, weight, decayed, .. } =
-            state;
-        let tensors = [grad, moment1.view(), moment2.view(), param.view()];
-        let len = check(&tensors, grad_scale, weight.as_ref());
-        let (pointers, weight_ptr) = (tensors.map(Ptr::of), Ptr::optional_mut(weight.as_ref()));
-        let words = config.factor_words();
-        let (beta1, beta2) = (config.beta1, config.beta2);
-        let constants = [beta1, 1.0 - beta1, beta2, 1.0 - beta2, config.eps];
-        let [grad, moment1, moment2, param] = pointers.map(Arg::from);
-        let scale = Arg::from(Ptr::of(grad_scale));
-        let mut args = vec![grad, scale, moment1, moment2, param, weight_ptr.into()];
-        args.extend(constants.map(|constant| Arg::from(constant as f32)));
-        args.extend(factor_args(&words, state.factors));
-        let name = kernel_name("adamw", [weight_dtype(weight.as_ref())]);
-        let is_vectorised = is_vectorised(&pointers, weight.as_ref());
-        self.launch_runs(name, &args, is_vectorised, len, decayed);
+        let AdamW { beta1, beta2, eps, .. } = *config;
+        let OptimizerState { grad, moment1, moment2, param, .. } = &state;
+        let tensors = [*grad, moment1.view(), moment2.view(), param.view()];
+        let constants = [beta1, 1.0 - beta1, beta2, 1.0 - beta2, eps];
+        self.launch_update("adamw", &state, &tensors, &constants, &config.factor_words());
     }
 
     fn sgd(&self, config: &Sgd, state: OptimizerState<'_>) {
-        let OptimizerState { grad, grad_scale, moment1, param, weight, decayed, .. } = state;
-        let tensors = [grad, moment1.view(), param.view()];
-        let len = check(&tensors, grad_scale, weight.as_ref());
-        let (pointers, weight_ptr) = (tensors.map(Ptr::of), Ptr::optional_mut(weight.as_ref()));
-        let [grad, moment, param] = pointers.map(Arg::from);
-        let mut args = vec![grad, Ptr::of(grad_scale).into(), moment, param, weight_ptr.into()];
+        let OptimizerState { grad, moment1, param, .. } = &state;
+        let tensors = [*grad, moment1.view(), param.view()];
         let constants = [config.momentum, config.weight_decay];
-        args.extend(constants.map(|constant| Arg::from(constant as f32)));
-        args.extend(factor_args(&config.factor_words(), state.factors));
-        let name = kernel_name("sgd", [weight_dtype(weight.as_ref())]);
-        let is_vectorised = is_vectorised(&pointers, weight.as_ref());
-        self.launch_runs(name, &args, is_vectorised, len, decayed);
+        self.launch_update("sgd", &state, &tensors, &constants, &config.factor_words());
     }
 }
 
 impl CudaDevice {
-    /// Launches a kernel once per run of elements with as many bounds of weight decay as it takes.
-    fn launch_runs(
+    /// Launches a kernel once per run of elements with as many bounds of weight decay as it takes. `tensors` are
+    /// those of the state that it has as arguments, the gradient first.
+    fn launch_update(
         &self,
-        name: String,
-        args: &[Arg],
-        is_vectorised: bool,
-        len: usize,
-        decayed: &[Range<usize>],
+        function: &str,
+        state: &OptimizerState<'_>,
+        tensors: &[View<'_>],
+        constants: &[f64],
+        factor_words: &[u32],
     ) {
-        let kernel = Kernel::new(&SOURCE, name);
-        for Run { elements, bounds } in Run::all(len, decayed) {
-            let mut args = args.to_vec();
+        let weight = state.weight.as_ref();
+        let len = check(tensors, state.grad_scale, weight);
+        let pointers: Vec<Ptr> = tensors.iter().map(|tensor| Ptr::of(*tensor)).collect();
+        let is_vectorised = is_vectorised(&pointers, weight);
+        let mut args: Vec<Arg> = pointers.into_iter().map(Arg::from).collect();
+        args.insert(1, Ptr::of(state.grad_scale).into());
+        args.push(Ptr::optional_mut(weight).into());
+        args.extend(constants.iter().map(|constant| Arg::from(*constant as f32)));
+        args.extend(factor_args(factor_words, state.factors));
+        let weight_dtype = weight.map_or(DType::F32, ViewMut::dtype);
+        let kernel = Kernel::new(&SOURCE, kernel_name(function, [weight_dtype]));
+        for Run { elements, bounds } in Run::all(len, state.decayed) {
+            let mut args = args.clone();
             args.extend([elements.start, elements.end].map(|bound| Arg::from(bound as u64)));
             args.push(u32::from(is_vectorised).into());
             args.extend(bounds.map(Arg::from));
@@ -158,10 +150,6 @@ fn check(tensors: &[View<'_>], grad_scale: View<'_>, weight: Option<&ViewMut<'_>
     assert!(are_f32, "parameters, gradients and moments are f32");
     assert!(grad_scale.dtype() == DType::F64 && !grad_scale.is_empty(), "scalars are f64");
     len
-}
-
-fn weight_dtype(weight: Option<&ViewMut<'_>>) -> DType {
-    weight.map_or(DType::F32, ViewMut::dtype)
 }
 
 fn is_vectorised(pointers: &[Ptr], weight: Option<&ViewMut<'_>>) -> bool {

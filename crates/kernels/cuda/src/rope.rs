@@ -1,7 +1,6 @@
 //! Rotary position embedding.
 
-use regatta_device::ops::{AttentionShape, RopeDirection, TOKEN_DTYPE};
-use regatta_device::tensor::{View, ViewMut};
+use regatta_device::ops::{AttentionShape, RopeArgs, RopeDirection, TOKEN_DTYPE};
 
 use crate::elementwise::{is_vectorised, kernel_name, to_u32};
 use crate::{CudaDevice, Grid, Kernel, Ptr, Source};
@@ -10,21 +9,14 @@ pub(crate) static SOURCE: Source =
     Source { name: "rope", text: include_str!("../kernels/rope.cu") };
 
 /// `THREADS` of the source.
-const THREADS: u32 = 256;
+const THREADS: usize = 256;
 
 /// Blocks per multiprocessor that hide the latency of the angles.
 const BLOCKS_PER_SM: usize = 16;
 
 impl CudaDevice {
-    /// Rotates queries and keys in place by their `positions`, one per token of a sequence.
-    pub(crate) fn rope(
-        &self,
-        shape: AttentionShape,
-        theta: f64,
-        positions: View<'_>,
-        direction: RopeDirection,
-        qkv: ViewMut<'_>,
-    ) {
+    pub(crate) fn rope(&self, args: RopeArgs<'_>) {
+        let RopeArgs { shape, theta, positions, direction, qkv } = args;
         let AttentionShape { batch, seq_len, heads, kv_heads, head_dim } = shape;
         assert_eq!(positions.len(), seq_len, "there is one position per token of a sequence");
         assert!(positions.dtype() == TOKEN_DTYPE, "positions are {TOKEN_DTYPE}");
@@ -36,11 +28,11 @@ impl CudaDevice {
         let pointer = Ptr::of_mut(&qkv);
         let is_vectorised = is_vectorised(&[half, shape.qkv_dim()], &[pointer]);
         let sequence_blocks = (BLOCKS_PER_SM * self.sm_count() as usize).div_ceil(seq_len);
-        let blocks = [to_u32(seq_len), to_u32(sequence_blocks.min(batch)), 1];
+        let grid = Grid::planar([seq_len, sequence_blocks.min(batch)], THREADS);
         let sign: f32 = if direction == RopeDirection::Forward { 1.0 } else { -1.0 };
         self.launch(
             &Kernel::new(&SOURCE, kernel_name("rope", [qkv.dtype()])),
-            Grid { blocks, threads: THREADS, shared_bytes: to_u32(2 * half * size_of::<f32>()) },
+            grid.shared(to_u32(2 * half * size_of::<f32>())),
             &[
                 pointer.into(),
                 Ptr::of(positions).into(),

@@ -1,14 +1,12 @@
 //! The first error of a device.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use regatta_device::DeviceError;
 
 /// The first error of a device: later operations would only report its consequences.
 #[derive(Debug, Default)]
 pub struct StickyError {
-    is_set: AtomicBool,
     first: OnceLock<DeviceError>,
 }
 
@@ -16,12 +14,11 @@ impl StickyError {
     /// Records an error, unless there is one.
     pub fn set(&self, error: DeviceError) {
         let _ = self.first.set(error);
-        self.is_set.store(true, Ordering::Release);
     }
 
     /// Whether an operation has failed.
     pub fn is_set(&self) -> bool {
-        self.is_set.load(Ordering::Acquire)
+        self.first.get().is_some()
     }
 
     /// The first error, if any.

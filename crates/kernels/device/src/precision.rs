@@ -15,6 +15,11 @@ pub enum Precision {
 }
 
 impl Precision {
+    /// The precision of a name.
+    pub fn find(name: &str) -> Option<Self> {
+        [Self::F32, Self::Bf16].into_iter().find(|precision| precision.name() == name)
+    }
+
     /// Its name, as in `train.precision`.
     pub fn name(self) -> &'static str {
         match self {

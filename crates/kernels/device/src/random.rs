@@ -28,7 +28,7 @@ pub fn normal(key: u64, index: u64) -> f64 {
 
 /// A dropout mask. Index `i` is element `offset + i` of the stream, so that a shard of a tensor has the mask
 /// of the full tensor.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct DropoutMask {
     /// Dropout probability, in [0, 1).
     pub p: f32,

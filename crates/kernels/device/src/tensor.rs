@@ -217,6 +217,18 @@ impl<'a> ViewMut<'a> {
     }
 }
 
+/// Number of rows of a length.
+///
+/// # Panics
+/// If the elements are not a multiple of it.
+pub fn row_count(elements: usize, row_len: usize) -> usize {
+    assert!(
+        row_len > 0 && elements.is_multiple_of(row_len),
+        "{elements} elements are not a multiple of the row length {row_len}"
+    );
+    elements / row_len
+}
+
 #[cfg(test)]
 mod tests {
     use half::bf16;

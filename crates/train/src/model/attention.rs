@@ -6,7 +6,10 @@ use super::pass_ctx::DropoutSite;
 use super::{MaybeOwned, Params, ParamsAndGrads, PassCtx, Residual, StreamGrad};
 use crate::buffer_pool::PooledTensor;
 use crate::state::Result;
-use regatta_device::ops::{AttentionDropout, AttentionSaved, AttentionShape, RopeDirection};
+use regatta_device::ops::{
+    AttentionArgs, AttentionBackwardArgs, AttentionDropout, AttentionSaved, AttentionShape,
+    RopeArgs, RopeDirection,
+};
 use regatta_device::random::DropoutMask;
 use regatta_device::tensor::{Tensor, View, ViewMut};
 use regatta_predict::shape::{Family, Matrices, ModelShape, Module};
@@ -132,13 +135,14 @@ impl Attention {
         [self.weights_mask(ctx), ctx.residual_mask(output, self.hidden_size)]
     }
 
-    fn apply_rope(&self, ctx: &PassCtx, direction: RopeDirection, mut qkv: ViewMut<'_>) {
+    fn apply_rope(&self, ctx: &PassCtx, direction: RopeDirection, qkv: ViewMut<'_>) {
         let Some(theta) = self.rope_theta else { return };
         let positions = ctx.positions();
         // With context parallelism there is a position for each row.
         let (batch, sequence) = (ctx.rows() / positions.len(), positions.len());
-        let size = AttentionShape { batch, seq_len: sequence, ..self.size(ctx) };
-        ctx.device.apply_rope(size, theta, positions.view(), direction, qkv.reborrow());
+        let shape = AttentionShape { batch, seq_len: sequence, ..self.size(ctx) };
+        let positions = positions.view();
+        ctx.device.apply_rope(RopeArgs { shape, theta, positions, direction, qkv });
     }
 
     /// The outputs of the heads, and the softmax lse.
@@ -149,7 +153,8 @@ impl Attention {
         }
         let mut heads = ctx.activation(ctx.rows() * size.out_dim());
         let mut lse = ctx.full_precision(size.heads * ctx.rows());
-        ctx.device.attention(size, qkv, drop, heads.view_mut(), lse.view_mut());
+        let (shape, dropout, y) = (size, drop, heads.view_mut());
+        ctx.device.attention(AttentionArgs { shape, qkv, dropout, y, lse: lse.view_mut() });
         Ok((heads, lse))
     }
 
@@ -166,7 +171,9 @@ impl Attention {
             return Ok(ctx.context.attention_backward(ctx, size, saved, drop, dheads)?);
         }
         let mut dqkv = ctx.activation(ctx.rows() * size.qkv_dim());
-        ctx.device.attention_backward(size, saved, drop, dheads, dqkv.view_mut());
+        let (shape, dropout, dy) = (size, drop, dheads);
+        let args = AttentionBackwardArgs { shape, saved, dropout, dy, dqkv: dqkv.view_mut() };
+        ctx.device.attention_backward(args);
         Ok(dqkv)
     }
 }

@@ -5,7 +5,7 @@ use super::norm::Normed;
 use super::{Layer, LayerSaved, Model, Params, PassCtx, Residual};
 use crate::buffer_pool::PooledTensor;
 use crate::state::Result;
-use regatta_device::ops::{Device, RopeDirection};
+use regatta_device::ops::{DecodeAttentionArgs, Device, RopeArgs, RopeDirection};
 use regatta_device::tensor::{Tensor, View};
 
 /// The KV cache of a layer: keys and values of the tokens so far.
@@ -69,14 +69,16 @@ impl Attention {
         let mut qkv = self.qkv.forward(ctx, params, &normed, None)?;
         if let Some(theta) = self.rope_theta {
             let (positions, direction) = (ctx.upload(&[position as u32]), RopeDirection::Forward);
-            device.apply_rope(size, theta, positions.view(), direction, qkv.view_mut());
+            let (shape, positions, qkv) = (size, positions.view(), qkv.view_mut());
+            device.apply_rope(RopeArgs { shape, theta, positions, direction, qkv });
         }
         self.cache_token(ctx, qkv.view(), cache, position);
         let cached = 0..(position + 1) * size.kv_heads * size.head_dim;
         let (keys, values) = (cache.keys.view().slice(cached.clone()), cache.values.view());
         let mut heads = ctx.activation(size.out_dim());
-        let queries = qkv.view().slice(0..size.out_dim());
-        device.decode_attention(size, queries, keys, values.slice(cached), heads.view_mut());
+        let q = qkv.view().slice(0..size.out_dim());
+        let (shape, values, y) = (size, values.slice(cached), heads.view_mut());
+        device.decode_attention(DecodeAttentionArgs { shape, q, keys, values, y });
         let out = self.proj.forward(ctx, params, &heads, None)?;
         Ok(Residual { x, delta: Some(out) }.into_tensor(ctx))
     }

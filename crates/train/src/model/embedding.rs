@@ -6,6 +6,7 @@ use super::pass_ctx::DropoutSite;
 use super::{Params, ParamsAndGrads, PassCtx, VocabTable};
 use crate::buffer_pool::PooledTensor;
 use crate::state::Result;
+use regatta_device::ops::{EmbeddingBackwardArgs, PositionBackwardArgs};
 use regatta_device::random::DropoutMask;
 use regatta_device::tensor::View;
 use regatta_predict::shape::{Matrices, ModelShape, Module, ParamKind, ParamSpec};
@@ -101,15 +102,20 @@ impl Embedding {
         ctx.apply_dropout(DropoutSite::EMBEDDING, self.hidden_size, dx.view_mut());
         let dx = ctx.tensor.all_gather_rows(ctx, dx)?;
         for tile in self.table.tiles() {
-            let (first, grads) = (self.table.tokens(tile).start, self.table.grads(params, tile));
-            ctx.device.embedding_backward(tokens, first, dx.view(), grads);
+            let (first, dtable) = (self.table.tokens(tile).start, self.table.grads(params, tile));
+            let dy = dx.view();
+            ctx.device.embedding_backward(EmbeddingBackwardArgs { tokens, first, dy, dtable });
             self.table.reduce_grads(params, tile)?;
         }
         if let Some(range) = self.positions.clone() {
             let mut grads = params.grads();
-            let (positions, grads) = (ctx.positions(), grads.slice(range));
-            let (dim, positions) = (self.hidden_size, positions.view());
-            ctx.device.position_embedding_backward(dim, positions, dx.view(), grads);
+            let positions = ctx.positions();
+            ctx.device.position_embedding_backward(PositionBackwardArgs {
+                dim: self.hidden_size,
+                positions: positions.view(),
+                dy: dx.view(),
+                dtable: grads.slice(range),
+            });
         }
         Ok(())
     }

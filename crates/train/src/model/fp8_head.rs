@@ -3,7 +3,7 @@
 use super::fp8::Fp8Tensor;
 use super::head::ScaledLoss;
 use super::{Params, PassCtx, VocabTable};
-use regatta_device::ops::{Fp8, LinearShape};
+use regatta_device::ops::{CrossEntropyArgs, Fp8, LinearArgs, LinearShape};
 use regatta_device::tensor::{Tensor, View, ViewMut};
 
 /// The weight of an output layer in fp8, for the forward pass and for the gradient of the input.
@@ -52,13 +52,15 @@ impl Fp8Head {
         let (mut logits, _) = buffer.view_mut().split_at(rows * outputs);
         let x = Fp8Tensor::of_rows(ctx, x, inputs);
         let (device, weight) = (ctx.device, self.weight.rows());
-        device.linear_fp8(shape, x.rows(), weight, None, logits.reborrow());
+        let (x, y, bias) = (x.rows(), logits.reborrow(), None);
+        device.linear_fp8(LinearArgs { shape, x, weight, bias, y });
         let mut dlogits = Fp8Tensor::new(ctx, rows, outputs);
-        let ScaledLoss { sum, grad_scale } = loss;
-        let dlogits_rows = dlogits.rows_mut();
-        device.cross_entropy_fp8(targets, self.vocab, logits, grad_scale, sum, dlogits_rows);
-        let transposed = LinearShape { rows, inputs: outputs, outputs: inputs };
-        device.linear_fp8(transposed, dlogits.rows(), self.columns.rows(), None, dx);
+        let (vocab, loss, grad_scale) = (self.vocab, loss.sum, Some(loss.grad_scale));
+        let args = CrossEntropyArgs { targets, vocab, logits, grad_scale, loss };
+        device.cross_entropy_fp8(args, dlogits.rows_mut());
+        let shape = LinearShape { rows, inputs: outputs, outputs: inputs };
+        let (x, weight) = (dlogits.rows(), self.columns.rows());
+        device.linear_fp8(LinearArgs { shape, x, weight, bias, y: dx });
         buffer.view().slice(0..rows * outputs)
     }
 }

@@ -15,6 +15,10 @@ use super::norm::{NormLayer, Normed};
 use super::{Params, ParamsAndGrads, PassCtx, Residual, StreamGrad, VocabTable};
 use crate::buffer_pool::PooledTensor;
 use crate::state::Result;
+use regatta_device::ops::{
+    CrossEntropyArgs, CrossEntropyBackwardArgs, CrossEntropyPartialsArgs, LinearArgs,
+    LinearBackwardInputArgs, LinearBackwardWeightArgs,
+};
 use regatta_device::tensor::{Tensor, View, ViewMut};
 use regatta_predict::logit_chunks::{LogitChunks, PARTIALS_PER_ROW};
 use regatta_predict::shape::{Matrices, ModelShape, Module};
@@ -182,10 +186,13 @@ impl LmHead {
             for rows in self.logit_chunks.ranges(ctx.rows()) {
                 let chunk = LogitChunk { normed, rows: rows.clone(), tile };
                 let mut logits = self.chunk_logits(ctx, params, chunk.clone(), &mut buffer);
-                let row_stats = stats.view().slice(stats_range(0, &rows));
-                let (targets, tokens) = (targets.slice(rows), self.table.tokens(tile));
-                let (device, dlogits) = (ctx.device, logits.reborrow());
-                device.cross_entropy_backward(targets, tokens, row_stats, dlogits, grad_scale);
+                ctx.device.cross_entropy_backward(CrossEntropyBackwardArgs {
+                    merged: stats.view().slice(stats_range(0, &rows)),
+                    targets: targets.slice(rows),
+                    vocab: self.table.tokens(tile),
+                    logits: logits.reborrow(),
+                    grad_scale,
+                });
                 self.backward_chunk(ctx, params, chunk, logits.view(), dnormed);
             }
             self.table.reshard(params, tile);
@@ -205,11 +212,14 @@ impl LmHead {
         dnormed: &mut Tensor,
     ) {
         let LogitChunk { rows, tile, .. } = chunk.clone();
-        let size = self.table.gemm_shape(ctx.device, tile, rows.len());
-        let (mut dnormed, add) = (dnormed.view_mut(), tile > 0);
-        let dx = dnormed.slice(self.elements(rows));
-        let weight = self.table.gemm_weight(params, tile, size);
-        ctx.device.linear_backward_input(size, dlogits, weight, dx, add);
+        let shape = self.table.gemm_shape(ctx.device, tile, rows.len());
+        ctx.device.linear_backward_input(LinearBackwardInputArgs {
+            shape,
+            dy: dlogits,
+            weight: self.table.gemm_weight(params, tile, shape),
+            dx: dnormed.view_mut().slice(self.elements(rows)),
+            accumulate: tile > 0,
+        });
         self.backward_weight(ctx, params, chunk, dlogits);
     }
 
@@ -222,10 +232,14 @@ impl LmHead {
         dlogits: View<'_>,
     ) {
         let LogitChunk { normed, rows, tile } = chunk;
-        let size = self.table.gemm_shape(ctx.device, tile, rows.len());
-        let x = normed.view().slice(self.elements(rows));
-        let grads = self.table.gemm_weight_grads(params, tile, size);
-        ctx.device.linear_backward_weight(size, x, dlogits, grads, None);
+        let shape = self.table.gemm_shape(ctx.device, tile, rows.len());
+        ctx.device.linear_backward_weight(LinearBackwardWeightArgs {
+            shape,
+            x: normed.view().slice(self.elements(rows)),
+            dy: dlogits,
+            dweight: self.table.gemm_weight_grads(params, tile, shape),
+            dbias: None,
+        });
     }
 
     /// Softmax statistics of all rows over the full vocabulary, tile by tile. Their losses are added to
@@ -250,10 +264,12 @@ impl LmHead {
             for rows in self.logit_chunks.ranges(all_rows) {
                 let chunk = LogitChunk { normed, rows: rows.clone(), tile };
                 let logits = self.chunk_logits(ctx, params, chunk, &mut buffer);
-                let (mut partials, tokens) = (partials.view_mut(), self.table.tokens(tile));
-                let partials = partials.slice(stats_range(tile * all_rows, &rows));
-                let targets = targets.slice(rows);
-                ctx.device.cross_entropy_partials(targets, tokens, logits.view(), partials);
+                ctx.device.cross_entropy_partials(CrossEntropyPartialsArgs {
+                    partials: partials.view_mut().slice(stats_range(tile * all_rows, &rows)),
+                    targets: targets.slice(rows),
+                    vocab: self.table.tokens(tile),
+                    logits: logits.view(),
+                });
             }
             self.table.reshard(params, tile);
         }
@@ -294,14 +310,22 @@ impl LmHead {
     ) -> Result<()> {
         let (device, vocab) = (ctx.device, self.table.tokens(0));
         if ctx.tensor.shard.ranks == 1 {
-            device.cross_entropy(targets, vocab.len(), logits.reborrow(), grad_scale, loss);
+            let (vocab, logits) = (vocab.len(), logits.reborrow());
+            device.cross_entropy(CrossEntropyArgs { targets, vocab, logits, grad_scale, loss });
             return Ok(());
         }
         let mut local = ctx.full_precision(PARTIALS_PER_ROW * targets.len());
-        device.cross_entropy_partials(targets, vocab.clone(), logits.view(), local.view_mut());
+        device.cross_entropy_partials(CrossEntropyPartialsArgs {
+            targets,
+            vocab: vocab.clone(),
+            logits: logits.view(),
+            partials: local.view_mut(),
+        });
         let per_row = self.merge_vocab_shards(ctx, local, loss)?;
-        if let Some(scale) = grad_scale {
-            device.cross_entropy_backward(targets, vocab, per_row.view(), logits.reborrow(), scale);
+        if let Some(grad_scale) = grad_scale {
+            let (merged, logits) = (per_row.view(), logits.reborrow());
+            let args = CrossEntropyBackwardArgs { targets, vocab, merged, logits, grad_scale };
+            device.cross_entropy_backward(args);
         }
         Ok(())
     }
@@ -358,7 +382,8 @@ impl LmHead {
         let (mut logits, _) = buffer.view_mut().split_at(size.rows * size.outputs);
         let x = normed.view().slice(self.elements(rows));
         let weight = self.table.gemm_weight(params, tile, size);
-        ctx.device.linear(size, x, weight, None, logits.reborrow());
+        let (shape, y) = (size, logits.reborrow());
+        ctx.device.linear(LinearArgs { shape, x, weight, bias: None, y });
         logits
     }
 

@@ -8,7 +8,9 @@ use super::weight_bias::{WeightBias, bias};
 use super::{MaybeOwned, PassCtx};
 use crate::buffer_pool::PooledTensor;
 use crate::state::Result;
-use regatta_device::ops::{Fp8, LinearShape};
+use regatta_device::ops::{
+    Fp8, LinearArgs, LinearBackwardInputArgs, LinearBackwardWeightArgs, LinearShape,
+};
 use regatta_device::tensor::Tensor;
 use regatta_predict::shape::{Matrices, Module, Tile};
 
@@ -134,9 +136,11 @@ impl Linear {
                     let rows_of_x = || Fp8Tensor::of_rows(ctx, x.view(), size.inputs);
                     let x = x_fp8.unwrap_or_else(rows_of_x);
                     let weight = Fp8Tensor::of_rows(ctx, weight, size.inputs);
-                    ctx.device.linear_fp8(size, x.rows(), weight.rows(), bias, y.view_mut());
+                    let (x, weight, y) = (x.rows(), weight.rows(), y.view_mut());
+                    ctx.device.linear_fp8(LinearArgs { shape: size, x, weight, bias, y });
                 } else {
-                    ctx.device.linear(size, x.view(), weight, bias, y.view_mut());
+                    let (x, y) = (x.view(), y.view_mut());
+                    ctx.device.linear(LinearArgs { shape: size, x, weight, bias, y });
                 }
             }
             Storage::Tiled { tiles, bias } => for_each_tile(params, tiles, |params, tile| {
@@ -144,9 +148,10 @@ impl Linear {
                 let bias = bias.as_ref().filter(|_| self.adds_bias);
                 let bias = bias.map(|bias| params.block().slice(rows_of(bias, rows)));
                 let mut columns = ctx.like(&y, size.rows * rows.len());
-                let tile_size = LinearShape { outputs: rows.len(), ..size };
+                let shape = LinearShape { outputs: rows.len(), ..size };
                 let weight = params.tile(tile.block).slice(0..rows.len() * size.inputs);
-                ctx.device.linear(tile_size, x.view(), weight, bias, columns.view_mut());
+                let (x, to) = (x.view(), columns.view_mut());
+                ctx.device.linear(LinearArgs { shape, x, weight, bias, y: to });
                 let (columns, y) = (columns.view(), y.view_mut());
                 ctx.device.copy_to_columns(columns, y, size.outputs, rows.clone());
             })?,
@@ -181,8 +186,8 @@ impl Linear {
         };
         let mut saved = ctx.activation(size.rows * size.outputs);
         let (weight, bias) = at.of(params.block());
-        let (kept, out) = (saved.view_mut(), y.view_mut());
-        ctx.device.linear_gelu(size, x.view(), weight, bias, kept, out);
+        let args = LinearArgs { shape: size, x: x.view(), weight, bias, y: y.view_mut() };
+        ctx.device.linear_gelu(args, saved.view_mut());
         Ok(GeluOutput { saved, y, y_fp8: None })
     }
 
@@ -246,21 +251,30 @@ impl Linear {
                 let rows_of_dy = || Fp8Tensor::of_rows(ctx, dy.view(), size.outputs);
                 let dy = dy_fp8.unwrap_or_else(rows_of_dy);
                 let columns = Fp8Tensor::of_columns(ctx, weight, size.inputs);
-                let transposed = LinearShape { inputs: size.outputs, outputs: size.inputs, ..size };
-                let (dy, weight, dx) = (dy.rows(), columns.rows(), dx.view_mut());
-                ctx.device.linear_fp8(transposed, dy, weight, None, dx);
+                let shape = LinearShape { inputs: size.outputs, outputs: size.inputs, ..size };
+                let (x, weight, y) = (dy.rows(), columns.rows(), dx.view_mut());
+                ctx.device.linear_fp8(LinearArgs { shape, x, weight, bias: None, y });
             }
             Storage::InBlock(at) => {
                 let (weight, _) = at.of(params.block());
-                ctx.device.linear_backward_input(size, dy.view(), weight, dx.view_mut(), false);
+                ctx.device.linear_backward_input(LinearBackwardInputArgs {
+                    shape: size,
+                    dy: dy.view(),
+                    weight,
+                    dx: dx.view_mut(),
+                    accumulate: false,
+                });
             }
             Storage::Tiled { tiles, .. } => for_each_tile(params, tiles, |params, tile| {
                 let rows = &tile.rows;
                 let columns = columns_of(ctx, size, dy, rows);
-                let tile_size = LinearShape { outputs: rows.len(), ..size };
-                let weight = params.tile(tile.block).slice(0..rows.len() * size.inputs);
-                let (dy, dx, add) = (columns.view(), dx.view_mut(), rows.start > 0);
-                ctx.device.linear_backward_input(tile_size, dy, weight, dx, add);
+                ctx.device.linear_backward_input(LinearBackwardInputArgs {
+                    shape: LinearShape { outputs: rows.len(), ..size },
+                    dy: columns.view(),
+                    weight: params.tile(tile.block).slice(0..rows.len() * size.inputs),
+                    dx: dx.view_mut(),
+                    accumulate: rows.start > 0,
+                });
             })?,
         }
         Ok(dx)
@@ -315,7 +329,9 @@ impl Linear {
                 let mut grads = params.grads();
                 let (dweight, dbias) = at.of_mut(&mut grads);
                 let dbias = dbias.filter(|_| matches!(bias_grad, BiasGrad::WithWeight));
-                ctx.device.linear_backward_weight(size, x.view(), dy.view(), dweight, dbias);
+                let (shape, x, dy) = (size, x.view(), dy.view());
+                let args = LinearBackwardWeightArgs { shape, x, dy, dweight, dbias };
+                ctx.device.linear_backward_weight(args);
             }
             Storage::Tiled { tiles, bias } => {
                 for Tile { block, rows } in tiles {
@@ -323,9 +339,10 @@ impl Linear {
                     let [mut own, mut dweight] = params.block_and_tile_grads(*block);
                     let dweight = dweight.slice(0..rows.len() * size.inputs);
                     let dbias = bias.as_ref().map(|bias| own.slice(rows_of(bias, rows)));
-                    let size = LinearShape { outputs: rows.len(), ..size };
+                    let shape = LinearShape { outputs: rows.len(), ..size };
                     let (x, dy) = (x.view(), columns.view());
-                    ctx.device.linear_backward_weight(size, x, dy, dweight, dbias);
+                    let args = LinearBackwardWeightArgs { shape, x, dy, dweight, dbias };
+                    ctx.device.linear_backward_weight(args);
                     params.reduce_grads(*block)?;
                 }
             }

@@ -7,7 +7,7 @@ use super::linear::Linear;
 use super::weight_bias::WeightBias;
 use super::{ParamsAndGrads, PassCtx, Residual, StreamGrad};
 use crate::buffer_pool::PooledTensor;
-use regatta_device::ops::{Norm, NormGrads, NormInputGrad, NormSaved};
+use regatta_device::ops::{Norm, NormArgs, NormBackwardArgs, NormInputGrad};
 use regatta_device::tensor::{Tensor, View};
 use regatta_predict::shape::{Family, ModelShape, Module, ParamBlock};
 
@@ -49,22 +49,21 @@ impl NormLayer {
         let mut stats = ctx.full_precision(2 * x.len() / self.hidden_size);
         let (weight, bias) = self.params.of(params);
         let (y, mean_rstd) = (normed.view_mut(), stats.view_mut());
-        let (norm, mut normed_fp8) = (self.norm, None);
+        let args = NormArgs { norm: self.norm, x: x.view(), weight, bias, y, mean_rstd };
+        let mut normed_fp8 = None;
         let x = match delta {
             None => {
-                ctx.device.norm(norm, x.view(), weight, bias, y, mean_rstd);
+                ctx.device.norm(args);
                 x
             }
             Some(delta) => {
                 let mut sum = ctx.residual(x.len());
-                let rows = x.len() / self.hidden_size;
-                let (x, delta, to) = (x.view(), delta.view(), sum.view_mut());
+                let (delta, to) = (delta.view(), sum.view_mut());
                 if wants_fp8 {
-                    let fp8 = normed_fp8.insert(Fp8Tensor::new(ctx, rows, self.hidden_size));
-                    let fp8 = fp8.rows_mut();
-                    ctx.device.add_norm_fp8(norm, x, delta, weight, bias, to, y, mean_rstd, fp8);
+                    let fp8 = Fp8Tensor::new(ctx, x.len() / self.hidden_size, self.hidden_size);
+                    ctx.device.add_norm_fp8(args, delta, to, normed_fp8.insert(fp8).rows_mut());
                 } else {
-                    ctx.device.add_norm(norm, x, delta, weight, bias, to, y, mean_rstd);
+                    ctx.device.add_norm(args, delta, to);
                 }
                 Arc::new(sum)
             }
@@ -85,8 +84,6 @@ impl NormLayer {
         let (params, mut grads) = params.params_and_grads();
         let (weight, _) = self.params.of(params);
         let (dweight, dbias) = self.params.of_mut(&mut grads);
-        let saved = NormSaved { x: x.view(), weight, mean_rstd: stats.view() };
-        let grads = NormGrads { weight: dweight, bias: dbias };
         let mut operand = grad.take_operand(ctx);
         let mut sums = ctx.column_sums(self.hidden_size);
         let input_grad = NormInputGrad {
@@ -94,13 +91,20 @@ impl NormLayer {
             copy: operand.as_mut().map(|copy| copy.view_mut()),
             column_sums: sums.as_mut().map(|sums| sums.view_mut()),
         };
+        let args = NormBackwardArgs {
+            norm: self.norm,
+            x: x.view(),
+            weight,
+            mean_rstd: stats.view(),
+            dy: dy.view(),
+            input_grad,
+            dweight,
+            dbias,
+        };
         let mut fp8 = ctx.stream_grad_fp8(x.len(), self.hidden_size);
         match &mut fp8 {
-            Some(fp8) => {
-                let (dy, fp8) = (dy.view(), fp8.rows_mut());
-                ctx.device.norm_backward_fp8(self.norm, saved, dy, input_grad, grads, fp8);
-            }
-            None => ctx.device.norm_backward(self.norm, saved, dy.view(), input_grad, grads),
+            Some(fp8) => ctx.device.norm_backward_fp8(args, fp8.rows_mut()),
+            None => ctx.device.norm_backward(args),
         }
         (grad.operand, grad.column_sums, grad.fp8) = (operand, sums, fp8);
     }

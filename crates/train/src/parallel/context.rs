@@ -15,8 +15,8 @@ use super::{P2pLink, Result, WaitTime};
 use crate::buffer_pool::PooledTensor;
 use crate::model::PassCtx;
 use regatta_device::ops::{
-    AttentionChunkSaved, AttentionChunkShape, AttentionDropout, AttentionSaved, AttentionShape,
-    Device,
+    AttentionChunkArgs, AttentionChunkBackwardArgs, AttentionChunkShape, AttentionDropout,
+    AttentionSaved, AttentionShape, Device,
 };
 use regatta_device::tensor::{Tensor, View};
 use regatta_predict::shape::Shard;
@@ -87,15 +87,14 @@ impl ContextParallel {
             let next_kv = self.forward_kv(ctx, &kv, hop)?;
             for tile in self.tiles(ctx, of, hop) {
                 let AttentionTile { part, queries, keys, .. } = &tile;
-                let (mut y, mut lse) = (y.view_mut(), lse.view_mut());
-                device.attention_chunk(
-                    *part,
-                    q.view().slice(scale(queries, part.out_dim())),
-                    kv.view().slice(scale(keys, part.kv_dim())),
-                    tile.dropout(drop),
-                    y.slice(scale(queries, part.out_dim())),
-                    lse.slice(scale(queries, part.heads)),
-                );
+                device.attention_chunk(AttentionChunkArgs {
+                    shape: *part,
+                    q: q.view().slice(scale(queries, part.out_dim())),
+                    kv: kv.view().slice(scale(keys, part.kv_dim())),
+                    dropout: tile.dropout(drop),
+                    y: y.view_mut().slice(scale(queries, part.out_dim())),
+                    lse: lse.view_mut().slice(scale(queries, part.heads)),
+                });
             }
             if let Some(next_kv) = next_kv {
                 kv = self.wait_time.measure(|| next_kv.wait(device))?;
@@ -126,21 +125,17 @@ impl ContextParallel {
             for tile in self.tiles(ctx, of, hop) {
                 let AttentionTile { part, queries, keys, .. } = &tile;
                 let elements = scale(queries, part.out_dim());
-                let saved = AttentionChunkSaved {
+                device.attention_chunk_backward(AttentionChunkBackwardArgs {
+                    shape: *part,
                     q: q.view().slice(elements.clone()),
                     kv: kv.view().slice(scale(keys, part.kv_dim())),
                     y: saved.y.slice(elements.clone()),
                     lse: saved.lse.slice(scale(queries, part.heads)),
-                };
-                let (mut dq, mut dkv) = (dq.view_mut(), dkv.view_mut());
-                device.attention_chunk_backward(
-                    *part,
-                    saved,
-                    tile.dropout(drop),
-                    dy.slice(elements.clone()),
-                    dq.slice(elements),
-                    dkv.slice(scale(keys, part.kv_dim())),
-                );
+                    dropout: tile.dropout(drop),
+                    dy: dy.slice(elements.clone()),
+                    dq: dq.view_mut().slice(elements),
+                    dkv: dkv.view_mut().slice(scale(keys, part.kv_dim())),
+                });
             }
             let next_dkv = self.send_recv(ctx, dkv)?;
             if let Some(next_kv) = next_kv {

@@ -62,19 +62,11 @@ impl Cpu {
         layout: QkvLayout,
         args: BackwardArgs<'_>,
     ) {
-        if shape.rows() == 0 || shape.keys == 0 {
-            return;
-        }
         // Query heads that share a key/value head accumulate into the same gradients, so one task has them.
-        self.pool.run(shape.batch * shape.kv_heads, |unit| {
-            let (sequence, kv_head) = (unit / shape.kv_heads, unit % shape.kv_heads);
-            let head = kv_head * (shape.heads / shape.kv_heads);
-            let first = AttentionHead { shape, layout, sequence, head };
-            if self.uses_bf16_attention() {
-                self.backward_group_bf16(first, args);
-            } else {
-                self.backward_group(first, args);
-            }
+        let group = shape.heads / shape.kv_heads;
+        self.for_each_group(shape, layout, group, |first| match self.uses_bf16_attention() {
+            true => self.backward_group_bf16(first, args),
+            false => self.backward_group(first, args),
         });
     }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::backward::{BackwardArgs, score_gradients_block};
 use super::bf16_forward::{BLOCK_QUERIES, HeadScratch, operand, output};
-use super::{AttentionHead, HeadColumns, blocks, take};
+use super::{AttentionHead, HeadColumns, blocks, load_rows, store_rows, take};
 use crate::Cpu;
 use crate::gemm::Epilogue;
 use crate::gemm::bf16::gemm_packed;
@@ -54,8 +54,8 @@ impl Cpu {
         }
         // SAFETY: each group has its own columns.
         unsafe {
-            self.store_rows(args.dkv, k_columns, buffers.dk);
-            self.store_rows(args.dkv, v_columns, buffers.dv);
+            store_rows(self.isa, buffers.dk, k_columns, args.dkv);
+            store_rows(self.isa, buffers.dv, v_columns, args.dkv);
         }
         self.bf16_gemm.heads.put_back(packed);
     }
@@ -73,7 +73,7 @@ impl Cpu {
     ) {
         if args.accumulate {
             // SAFETY: the caller's promise.
-            unsafe { self.load_rows(gradient, columns, buffer) };
+            unsafe { load_rows(self.isa, gradient, columns, buffer) };
         } else {
             buffer.fill(0.0);
         }
@@ -123,7 +123,7 @@ impl Cpu {
         let (ds, k) = (operand(ds, padded_keys), k.slice(0..visible, dim));
         gemm_packed(rows, ds, k, Epilogue::Accumulate, output(dq, padded_dim), gemm);
         // SAFETY: as above.
-        unsafe { self.store_rows(args.dq, q_columns, dq) };
+        unsafe { store_rows(self.isa, dq, q_columns, args.dq) };
     }
 }
 

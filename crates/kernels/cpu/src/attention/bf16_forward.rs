@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use super::forward::{ForwardArgs, SoftmaxStats, scale_rows, softmax_block};
-use super::{AttentionHead, HeadColumns, blocks};
+use super::{AttentionHead, HeadColumns, blocks, store_rows};
 use crate::gemm::Epilogue;
 use crate::gemm::bf16::{GemmScratch, MatrixSlice, MatrixSliceMut, PackedB, gemm_packed};
 use crate::gemm::small_f32::MatrixPtrMut;
@@ -64,7 +64,7 @@ impl Cpu {
             // SAFETY: rows are padded, and each head has its own columns.
             unsafe {
                 scale_rows(self.isa, padded_dim, rows, &stats.inv_sum[..block.len()]);
-                self.store_rows(args.y, head.y_columns().slice_rows(&block), out);
+                store_rows(self.isa, out, head.y_columns().slice_rows(&block), args.y);
             }
         });
     }

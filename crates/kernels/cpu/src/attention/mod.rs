@@ -21,13 +21,13 @@ use crate::isa::kernel;
 use crate::lanes::WIDTH;
 use crate::memory::copy_kernel;
 use crate::rope::rope_kernel;
-use crate::slice::{DisjointMut, Slice, load_padded, row_count, store_partial};
+use crate::slice::{DisjointMut, Slice, load_padded, store_partial};
 use regatta_device::AttentionOps;
 use regatta_device::ops::{
-    AttentionChunkSaved, AttentionChunkShape, AttentionDropout, AttentionSaved, AttentionShape,
-    RopeDirection,
+    AttentionArgs, AttentionBackwardArgs, AttentionChunkArgs, AttentionChunkBackwardArgs,
+    AttentionChunkShape, AttentionSaved, AttentionShape, DecodeAttentionArgs, RopeArgs,
 };
-use regatta_device::tensor::{View, ViewMut};
+use regatta_device::tensor::row_count;
 
 /// Queries whose probabilities are in memory at once: few enough for the cache.
 const BLOCK_QUERIES: usize = 8 * ROWS;
@@ -36,81 +36,47 @@ const BLOCK_QUERIES: usize = 8 * ROWS;
 const MIN_TOKENS_PER_THREAD: usize = 4096;
 
 impl AttentionOps for Cpu {
-    fn attention(
-        &self,
-        shape: AttentionShape,
-        qkv: View<'_>,
-        dropout: Option<AttentionDropout>,
-        y: ViewMut<'_>,
-        lse: ViewMut<'_>,
-    ) {
+    fn attention(&self, args: AttentionArgs<'_>) {
         let _timer = self.timer("attention");
-        assert_lens("qkv", [qkv.len()], shape.rows() * shape.qkv_dim());
-        assert_lens("y", [y.len()], shape.rows() * shape.out_dim());
-        assert_lens("lse", [lse.len()], shape.rows() * shape.heads);
+        let AttentionArgs { shape, qkv, dropout, y, lse } = args;
+        shape.check_lengths(qkv.len(), y.len(), lse.len());
         let (q, kv, y, lse) = (qkv.into(), qkv.into(), DisjointMut::new(y), DisjointMut::new(lse));
         let args = ForwardArgs { q, kv, dropout, y, lse };
         let layout = QkvLayout::fused(shape);
-        self.for_each_head(shape.into(), layout, |head| match self.uses_bf16_attention() {
+        self.for_each_group(shape.into(), layout, 1, |head| match self.uses_bf16_attention() {
             true => self.forward_head_bf16(head, args),
             false => self.forward_head(head, args),
         });
     }
 
-    fn attention_backward(
-        &self,
-        shape: AttentionShape,
-        saved: AttentionSaved<'_>,
-        dropout: Option<AttentionDropout>,
-        dy: View<'_>,
-        dqkv: ViewMut<'_>,
-    ) {
+    fn attention_backward(&self, args: AttentionBackwardArgs<'_>) {
         let _timer = self.timer("attention_backward");
+        let AttentionBackwardArgs { shape, saved, dropout, dy, dqkv } = args;
         let AttentionSaved { qkv, y, lse } = saved;
-        assert_lens("qkv", [qkv.len(), dqkv.len()], shape.rows() * shape.qkv_dim());
-        assert_lens("y", [y.len(), dy.len()], shape.rows() * shape.out_dim());
-        assert_lens("lse", [lse.len()], shape.rows() * shape.heads);
+        shape.check_lengths(qkv.len(), y.len(), lse.len());
+        shape.check_lengths(dqkv.len(), dy.len(), lse.len());
         let (q, kv, y, dy, lse) = (qkv.into(), qkv.into(), y.into(), dy.into(), lse.as_slice());
         let (dq, accumulate) = (DisjointMut::new(dqkv), false);
         let args = BackwardArgs { q, kv, y, lse, dropout, dy, dq, dkv: dq, accumulate };
         self.backward_groups(shape.into(), QkvLayout::fused(shape), args);
     }
 
-    fn attention_chunk(
-        &self,
-        shape: AttentionChunkShape,
-        q: View<'_>,
-        kv: View<'_>,
-        dropout: Option<AttentionDropout>,
-        y: ViewMut<'_>,
-        lse: ViewMut<'_>,
-    ) {
+    fn attention_chunk(&self, args: AttentionChunkArgs<'_>) {
         let _timer = self.timer("attention_chunk");
-        assert_lens("q or y", [q.len(), y.len()], shape.rows() * shape.out_dim());
-        assert_lens("kv", [kv.len()], shape.kv_rows() * shape.kv_dim());
-        assert_lens("lse", [lse.len()], shape.rows() * shape.heads);
+        let AttentionChunkArgs { shape, q, kv, dropout, y, lse } = args;
+        shape.check_lengths(q.len(), kv.len(), y.len(), lse.len());
         let (q, kv, y, lse) = (q.into(), kv.into(), DisjointMut::new(y), DisjointMut::new(lse));
         assert!(y.is_f32() && lse.is_f32(), "chunks are merged in f32");
         let args = ForwardArgs { q, kv, dropout, y, lse };
         let layout = QkvLayout::separate(shape);
-        self.for_each_head(shape, layout, |head| self.merge_head(head, args));
+        self.for_each_group(shape, layout, 1, |head| self.merge_head(head, args));
     }
 
-    fn attention_chunk_backward(
-        &self,
-        shape: AttentionChunkShape,
-        saved: AttentionChunkSaved<'_>,
-        dropout: Option<AttentionDropout>,
-        dy: View<'_>,
-        dq: ViewMut<'_>,
-        dkv: ViewMut<'_>,
-    ) {
+    fn attention_chunk_backward(&self, args: AttentionChunkBackwardArgs<'_>) {
         let _timer = self.timer("attention_chunk_backward");
-        let AttentionChunkSaved { q, kv, y, lse } = saved;
-        let out_lens = [q.len(), y.len(), dy.len(), dq.len()];
-        assert_lens("q or y", out_lens, shape.rows() * shape.out_dim());
-        assert_lens("kv", [kv.len(), dkv.len()], shape.kv_rows() * shape.kv_dim());
-        assert_lens("lse", [lse.len()], shape.rows() * shape.heads);
+        let AttentionChunkBackwardArgs { shape, q, kv, y, lse, dropout, dy, dq, dkv } = args;
+        shape.check_lengths(q.len(), kv.len(), y.len(), lse.len());
+        shape.check_lengths(dq.len(), dkv.len(), dy.len(), lse.len());
         let (dq, dkv) = (DisjointMut::new(dq), DisjointMut::new(dkv));
         assert!(dq.is_f32() && dkv.is_f32(), "chunk gradients are accumulated in f32");
         let (q, kv, y, dy, lse) = (q.into(), kv.into(), y.into(), dy.into(), lse.as_slice());
@@ -118,19 +84,17 @@ impl AttentionOps for Cpu {
         self.backward_groups(shape, QkvLayout::separate(shape), args);
     }
 
-    fn decode_attention(
-        &self,
-        shape: AttentionShape,
-        q: View<'_>,
-        keys: View<'_>,
-        values: View<'_>,
-        y: ViewMut<'_>,
-    ) {
+    fn decode_attention(&self, args: DecodeAttentionArgs<'_>) {
+        let DecodeAttentionArgs { shape, q, keys, values, y } = args;
         let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
         let row_len = kv_heads * head_dim;
         let tokens = row_count(keys.len(), row_len);
-        assert_lens("q or y", [q.len(), y.len()], shape.out_dim());
-        assert_lens("the KV cache", [keys.len(), values.len()], tokens * row_len);
+        assert_eq!(
+            [q.len(), y.len()],
+            [shape.out_dim(); 2],
+            "q or y does not have the given shape"
+        );
+        assert_eq!(keys.len(), values.len(), "there are as many keys as values");
         let (q, keys, values) = (Slice::from(q), Slice::from(keys), Slice::from(values));
         let y = DisjointMut::new(y);
         let scale = (1.0 / (head_dim as f64).sqrt()) as f32;
@@ -163,19 +127,13 @@ impl AttentionOps for Cpu {
         });
     }
 
-    fn apply_rope(
-        &self,
-        shape: AttentionShape,
-        theta: f64,
-        positions: View<'_>,
-        direction: RopeDirection,
-        qkv: ViewMut<'_>,
-    ) {
+    fn apply_rope(&self, args: RopeArgs<'_>) {
         let _timer = self.timer("apply_rope");
+        let RopeArgs { shape, theta, positions, direction, qkv } = args;
         let positions = positions.as_slice::<i32>();
         let (row_len, half_dim) = (shape.qkv_dim(), shape.head_dim / 2);
         assert!(shape.head_dim.is_multiple_of(2), "RoPE needs an even head_dim");
-        assert_lens("qkv", [qkv.len()], shape.rows() * row_len);
+        assert_eq!(qkv.len(), shape.rows() * row_len, "qkv does not have the given shape");
         assert_eq!(positions.len(), shape.seq_len, "RoPE needs one position per token");
         if qkv.is_empty() || half_dim == 0 {
             return;
@@ -195,12 +153,6 @@ impl AttentionOps for Cpu {
     }
 }
 
-/// # Panics
-/// If a length differs from the expected one.
-fn assert_lens<const N: usize>(what: &str, lens: [usize; N], expected: usize) {
-    assert_eq!(lens, [expected; N], "{what} does not have the given shape");
-}
-
 /// Splits a range into blocks of `rows`.
 fn blocks(range: Range<usize>, rows: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
@@ -208,18 +160,21 @@ fn blocks(range: Range<usize>, rows: usize) -> impl Iterator<Item = Range<usize>
 }
 
 impl Cpu {
-    /// Calls `work` for each head of each sequence, unless there are no queries or no keys.
-    fn for_each_head(
+    /// Calls `work` for the first of each `group` heads of each sequence, unless there are no queries or no
+    /// keys.
+    fn for_each_group(
         &self,
         shape: AttentionChunkShape,
         layout: QkvLayout,
+        group: usize,
         work: impl Fn(AttentionHead) + Sync,
     ) {
         if shape.rows() == 0 || shape.keys == 0 {
             return;
         }
-        self.pool.run(shape.batch * shape.heads, |unit| {
-            let (sequence, head) = (unit / shape.heads, unit % shape.heads);
+        let groups = shape.heads / group;
+        self.pool.run(shape.batch * groups, |unit| {
+            let (sequence, head) = (unit / groups, unit % groups * group);
             work(AttentionHead { shape, layout, sequence, head });
         });
     }
@@ -267,7 +222,7 @@ impl Cpu {
     ) -> MatrixPtrMut {
         if accumulate && !(to.is_f32() && columns.is_unpadded()) {
             // SAFETY: the caller's promise.
-            unsafe { self.load_rows(to, columns, buffer) };
+            unsafe { load_rows(self.isa, to, columns, buffer) };
             return MatrixPtrMut { ptr: buffer.as_mut_ptr(), row_stride: columns.padded_dim() };
         }
         self.output_matrix(to, columns, buffer)
@@ -282,27 +237,7 @@ impl Cpu {
             return;
         }
         // SAFETY: the caller's promise.
-        unsafe { self.store_rows(to, columns, buffer) };
-    }
-
-    /// Copies the columns into padded rows.
-    ///
-    /// # Safety
-    /// No other thread may access these columns.
-    unsafe fn load_rows(&self, from: DisjointMut<'_>, columns: HeadColumns, rows: &mut [f32]) {
-        let rows = &mut rows[..columns.rows * columns.padded_dim()];
-        // SAFETY: the caller's promise.
-        unsafe { load_rows_kernel(self.isa, from, columns, rows) };
-    }
-
-    /// Copies padded rows into the columns.
-    ///
-    /// # Safety
-    /// No other thread may access these columns.
-    unsafe fn store_rows(&self, to: DisjointMut<'_>, columns: HeadColumns, rows: &[f32]) {
-        let rows = &rows[..columns.rows * columns.padded_dim()];
-        // SAFETY: the caller's promise.
-        unsafe { store_rows_kernel(self.isa, rows, columns, to) };
+        unsafe { store_rows(self.isa, buffer, columns, to) };
     }
 }
 
@@ -317,10 +252,13 @@ kernel! {
         }
     }
 
+    /// Copies the columns into padded rows.
+    ///
     /// # Safety
     /// No other thread may access these columns.
-    unsafe fn load_rows_kernel<V>(from: DisjointMut<'_>, columns: HeadColumns, rows: &mut [f32]) {
+    unsafe fn load_rows<V>(from: DisjointMut<'_>, columns: HeadColumns, rows: &mut [f32]) {
         let padded_dim = columns.padded_dim();
+        let rows = &mut rows[..columns.rows * padded_dim];
         for (row, to) in rows.chunks_exact_mut(padded_dim).enumerate() {
             // SAFETY: the caller's promise.
             let from = unsafe { from.slice(columns.range(row)) };
@@ -330,10 +268,14 @@ kernel! {
         }
     }
 
+    /// Copies padded rows into the columns.
+    ///
     /// # Safety
     /// No other thread may access these columns.
-    unsafe fn store_rows_kernel<V>(rows: &[f32], columns: HeadColumns, to: DisjointMut<'_>) {
-        for (row, from) in rows.chunks_exact(columns.padded_dim()).enumerate() {
+    unsafe fn store_rows<V>(rows: &[f32], columns: HeadColumns, to: DisjointMut<'_>) {
+        let padded_dim = columns.padded_dim();
+        let rows = &rows[..columns.rows * padded_dim];
+        for (row, from) in rows.chunks_exact(padded_dim).enumerate() {
             // SAFETY: the caller's promise.
             let mut to = unsafe { to.slice(columns.range(row)) };
             let vectorised = columns.dim / WIDTH * WIDTH;

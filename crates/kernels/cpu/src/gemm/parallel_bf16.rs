@@ -10,7 +10,6 @@ use crate::gemm::{GemmArgs, GemmShape, MIN_WORK_PER_THREAD};
 use crate::isa::{Isa, IsaKind};
 use crate::scratch::ObjectPool;
 use crate::slice::DisjointMut;
-use crate::thread_pool::task_range;
 use regatta_device::tensor::ViewMut;
 
 /// Multiply-adds of a task that takes a few tens of microseconds.
@@ -84,11 +83,7 @@ impl Cpu {
         let GemmArgs { shape: GemmShape { m, n, .. }, a, epilogue, .. } = *args;
         let work = args.shape.work();
         let tasks = self.pool.balanced_tasks(work, MIN_WORK_PER_THREAD, BALANCED_WORK);
-        self.pool.run(tasks, |task| {
-            let rows = task_range(m, tasks, task, bf16::MAX_TILE_ROWS);
-            if rows.is_empty() {
-                return;
-            }
+        self.pool.run_split(m, tasks, bf16::MAX_TILE_ROWS, |rows| {
             // SAFETY: rows are disjoint.
             let elements = unsafe { c.slice(rows.start * n..rows.end * n) };
             let (a, c) = (a.at_row(rows.start), MatrixSliceMut::row_major(elements, n));

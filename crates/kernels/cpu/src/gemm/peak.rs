@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use regatta_device::LinearOps;
-use regatta_device::ops::{DeviceMemory, LinearShape};
+use regatta_device::ops::{DeviceMemory, LinearArgs, LinearShape};
 use regatta_device::tensor::Tensor;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -89,7 +89,8 @@ impl<'a> SquareGemm<'a> {
     fn run(&mut self) {
         let Self { device, size: n, x, weight, y } = self;
         let shape = LinearShape { rows: *n, inputs: *n, outputs: *n };
-        device.linear(shape, x.view(), weight.view(), None, y.view_mut());
+        let (x, weight, y) = (x.view(), weight.view(), y.view_mut());
+        device.linear(LinearArgs { shape, x, weight, bias: None, y });
     }
 }
 

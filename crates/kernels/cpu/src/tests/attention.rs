@@ -4,8 +4,9 @@ use super::embedding_loss::random_tokens;
 use super::*;
 use regatta_device::AttentionOps;
 use regatta_device::ops::{
-    AttentionChunkSaved, AttentionChunkShape, AttentionDropout, AttentionSaved, AttentionShape,
-    RopeDirection,
+    AttentionArgs, AttentionBackwardArgs, AttentionChunkArgs, AttentionChunkBackwardArgs,
+    AttentionChunkShape, AttentionDropout, AttentionSaved, AttentionShape, DecodeAttentionArgs,
+    RopeArgs, RopeDirection,
 };
 use regatta_device::random::DropoutMask;
 
@@ -47,13 +48,16 @@ fn attention_matches_reference() {
             let what = format!("{shape:?} {dropout:?}");
             let specs = [Act(qkv_len), Act(out_len), Master(lse_len)];
             check_reference(&what, specs, |device, [qkv, y, lse]| {
-                device.attention(shape, qkv.view(), dropout, y, lse)
+                device.attention(AttentionArgs { shape, qkv: qkv.view(), dropout, y, lse })
             });
             let specs = [Act(qkv_len), Act(out_len), Master(lse_len), Act(out_len), Act(qkv_len)];
             check_reference(&what, specs, |device, [qkv, mut y, mut lse, dy, dqkv]| {
-                device.attention(shape, qkv.view(), dropout, y.reborrow(), lse.reborrow());
-                let saved = AttentionSaved { qkv: qkv.view(), y: y.view(), lse: lse.view() };
-                device.attention_backward(shape, saved, dropout, dy.view(), dqkv);
+                let (qkv, to) = (qkv.view(), (y.reborrow(), lse.reborrow()));
+                device.attention(AttentionArgs { shape, qkv, dropout, y: to.0, lse: to.1 });
+                let saved = AttentionSaved { qkv, y: y.view(), lse: lse.view() };
+                let dy = dy.view();
+                let args = AttentionBackwardArgs { shape, saved, dropout, dy, dqkv };
+                device.attention_backward(args);
             });
         }
     }
@@ -69,9 +73,11 @@ fn attention_bits(
     let lse = Master(shape.rows() * shape.heads);
     let mut all = tensors(device, &[Act(qkv_len), Act(out_len), lse, Act(out_len), Act(qkv_len)]);
     let [qkv, y, lse, dy, dqkv] = &mut all[..] else { unreachable!() };
-    device.attention(shape, qkv.view(), dropout, y.view_mut(), lse.view_mut());
-    let saved = AttentionSaved { qkv: qkv.view(), y: y.view(), lse: lse.view() };
-    device.attention_backward(shape, saved, dropout, dy.view(), dqkv.view_mut());
+    let (input, to) = (qkv.view(), (y.view_mut(), lse.view_mut()));
+    device.attention(AttentionArgs { shape, qkv: input, dropout, y: to.0, lse: to.1 });
+    let saved = AttentionSaved { qkv: input, y: y.view(), lse: lse.view() };
+    let (dy, to) = (dy.view(), dqkv.view_mut());
+    device.attention_backward(AttentionBackwardArgs { shape, saved, dropout, dy, dqkv: to });
     let bits = |values: Vec<f32>| values.iter().map(|x| x.to_bits()).collect();
     to_host(device, &all).into_iter().map(bits).collect()
 }
@@ -101,7 +107,8 @@ fn decode_attention_matches_reference() {
         let cache_len = tokens * kv_heads * head_dim;
         let specs = [Act(shape.out_dim()), Act(cache_len), Act(cache_len), Act(shape.out_dim())];
         check_reference(&format!("{shape:?}"), specs, |device, [q, keys, values, y]| {
-            device.decode_attention(shape, q.view(), keys.view(), values.view(), y)
+            let (q, keys, values) = (q.view(), keys.view(), values.view());
+            device.decode_attention(DecodeAttentionArgs { shape, q, keys, values, y })
         });
     }
 }
@@ -116,8 +123,9 @@ fn rope_matches_reference() {
         for (positions, direction) in cases {
             let what = format!("{shape:?} {positions:?} {direction:?}");
             check_reference(&what, [Act(shape.rows() * shape.qkv_dim())], |device, [qkv]| {
-                let positions = tokens(device, positions);
-                device.apply_rope(shape, 10_000.0, positions.view(), direction, qkv);
+                let (theta, positions) = (10_000.0, tokens(device, positions));
+                let positions = positions.view();
+                device.apply_rope(RopeArgs { shape, theta, positions, direction, qkv });
             });
         }
     }
@@ -157,15 +165,17 @@ fn check_chunk(shape: AttentionChunkShape, dropout: Option<AttentionDropout>) {
     let (q, kv, lse) = (Act(out_len), Act(kv_len), Master(shape.rows() * shape.heads));
     let what = format!("{shape:?} {dropout:?}");
     check_reference(&what, [q, kv, Master(out_len), lse], |device, [q, kv, y, lse]| {
-        device.attention_chunk(shape, q.view(), kv.view(), dropout, y, lse)
+        let (q, kv) = (q.view(), kv.view());
+        device.attention_chunk(AttentionChunkArgs { shape, q, kv, dropout, y, lse })
     });
     let specs = [q, kv, Master(out_len), lse, Act(out_len), Master(out_len), Master(kv_len)];
     check_reference(&what, specs, |device, [q, kv, mut y, mut lse, dy, dq, dkv]| {
         device.fill(f64::NEG_INFINITY, lse.reborrow());
         device.fill(f64::NAN, y.reborrow());
-        device.attention_chunk(shape, q.view(), kv.view(), dropout, y.reborrow(), lse.reborrow());
-        let (q, kv) = (q.view(), kv.view());
-        let saved = AttentionChunkSaved { q, kv, y: y.view(), lse: lse.view() };
-        device.attention_chunk_backward(shape, saved, dropout, dy.view(), dq, dkv);
+        let (q, kv, to) = (q.view(), kv.view(), (y.reborrow(), lse.reborrow()));
+        device.attention_chunk(AttentionChunkArgs { shape, q, kv, dropout, y: to.0, lse: to.1 });
+        let (y, lse, dy) = (y.view(), lse.view(), dy.view());
+        let args = AttentionChunkBackwardArgs { shape, q, kv, y, lse, dropout, dy, dq, dkv };
+        device.attention_chunk_backward(args);
     });
 }

@@ -1,6 +1,10 @@
 //! Token and position embeddings, and cross-entropy.
 
 use super::*;
+use regatta_device::ops::{
+    CrossEntropyArgs, CrossEntropyBackwardArgs, CrossEntropyPartialsArgs, EmbeddingBackwardArgs,
+    PositionBackwardArgs,
+};
 use regatta_device::random::uniform;
 
 pub(super) fn random_tokens(seed: u64, count: usize, vocab: usize) -> Vec<u32> {
@@ -21,8 +25,10 @@ fn embedding_matches_reference() {
                     device.embedding(ids.view(), local.start, table.view(), y)
                 });
                 check_reference(&what, specs, |device, [table, y]| {
-                    let ids = tokens(device, &ids);
-                    device.embedding_backward(ids.view(), local.start, y.view(), table)
+                    let (ids, first) = (tokens(device, &ids), local.start);
+                    let (tokens, dy, dtable) = (ids.view(), y.view(), table);
+                    let args = EmbeddingBackwardArgs { tokens, first, dy, dtable };
+                    device.embedding_backward(args)
                 });
             }
         }
@@ -41,7 +47,9 @@ fn position_embedding_matches_reference() {
             });
             check_reference(&what, [Master(70 * dim), y], |device, [dtable, dy]| {
                 let positions = tokens(device, &positions);
-                device.position_embedding_backward(dim, positions.view(), dy.view(), dtable);
+                let (positions, dy) = (positions.view(), dy.view());
+                let args = PositionBackwardArgs { dim, positions, dy, dtable };
+                device.position_embedding_backward(args);
             });
         }
     }
@@ -56,14 +64,13 @@ fn cross_entropy_matches_reference() {
                 let what = format!("{rows} rows of {vocab}, {grad_scale:?}");
                 check_result(&what, &[logits], |device, t| {
                     let (targets, mut loss) = (tokens(device, &targets), scalar(device, 1.5));
-                    let logits = t[0].view_mut();
-                    device.cross_entropy(
-                        targets.view(),
+                    device.cross_entropy(CrossEntropyArgs {
+                        targets: targets.view(),
                         vocab,
-                        logits,
+                        logits: t[0].view_mut(),
                         grad_scale,
-                        loss.view_mut(),
-                    );
+                        loss: loss.view_mut(),
+                    });
                     read_scalar(device, &loss)
                 });
             }
@@ -87,16 +94,24 @@ fn vocab_parallel_cross_entropy_matches_reference() {
                 let (logits, others) = t.split_at_mut(ranks);
                 let [partials, merged] = others else { unreachable!() };
                 for (rank, logits) in logits.iter().enumerate() {
-                    let (shard, mut partials) =
-                        (bounds[rank]..bounds[rank + 1], partials.view_mut());
-                    let local = partials.slice(3 * rows * rank..3 * rows * (rank + 1));
-                    device.cross_entropy_partials(targets.view(), shard, logits.view(), local);
+                    let mut partials = partials.view_mut();
+                    device.cross_entropy_partials(CrossEntropyPartialsArgs {
+                        targets: targets.view(),
+                        vocab: bounds[rank]..bounds[rank + 1],
+                        logits: logits.view(),
+                        partials: partials.slice(3 * rows * rank..3 * rows * (rank + 1)),
+                    });
                 }
                 let (to, sum) = (merged.view_mut(), Some(loss.view_mut()));
                 device.merge_cross_entropy_partials(partials.view(), to, sum);
                 for (rank, logits) in logits.iter_mut().enumerate() {
-                    let (shard, to) = (bounds[rank]..bounds[rank + 1], logits.view_mut());
-                    device.cross_entropy_backward(targets.view(), shard, merged.view(), to, 0.125);
+                    device.cross_entropy_backward(CrossEntropyBackwardArgs {
+                        targets: targets.view(),
+                        vocab: bounds[rank]..bounds[rank + 1],
+                        merged: merged.view(),
+                        logits: logits.view_mut(),
+                        grad_scale: 0.125,
+                    });
                 }
                 read_scalar(device, &loss)
             });
@@ -110,7 +125,8 @@ fn loss_bits(cpu: &Cpu, rows: &[u32], grad_scale: Option<f64>, calls: usize) -> 
     let (targets, mut loss) = (tokens(cpu, rows), scalar(cpu, 0.0));
     for _ in 0..calls {
         let mut logits = tensors(cpu, &[Master(rows.len() * vocab)]).remove(0);
-        cpu.cross_entropy(targets.view(), vocab, logits.view_mut(), grad_scale, loss.view_mut());
+        let (targets, logits, loss) = (targets.view(), logits.view_mut(), loss.view_mut());
+        cpu.cross_entropy(CrossEntropyArgs { targets, vocab, logits, grad_scale, loss });
     }
     read_scalar(cpu, &loss).to_bits()
 }

@@ -1,7 +1,10 @@
 //! Linear layers and norms.
 
 use super::*;
-use regatta_device::ops::{LinearShape, Norm, NormGrads, NormInputGrad, NormSaved};
+use regatta_device::ops::{
+    LinearArgs, LinearBackwardInputArgs, LinearBackwardWeightArgs, LinearShape, Norm, NormArgs,
+    NormBackwardArgs, NormInputGrad,
+};
 use regatta_device::{DeviceMemory, NormOps};
 
 /// Rows, inputs and outputs.
@@ -25,8 +28,9 @@ fn linear_matches_reference() {
         for with_bias in [false, true] {
             let specs = [x, w, Master(outputs), y];
             check_reference(&what, specs, |device, [x, weight, bias, y]| {
-                let bias = with_bias.then(|| bias.view());
-                device.linear(shape, x.view(), weight.view(), bias, y);
+                let (x, weight, bias) = (x.view(), weight.view(), bias.view());
+                let bias = with_bias.then_some(bias);
+                device.linear(LinearArgs { shape, x, weight, bias, y });
             });
         }
     }
@@ -41,13 +45,16 @@ fn linear_backward_matches_reference() {
         for accumulate in [false, true] {
             for dx in [Act(rows * inputs), Master(rows * inputs)] {
                 check_reference(&what, [y, w, dx], |device, [dy, weight, dx]| {
-                    device.linear_backward_input(shape, dy.view(), weight.view(), dx, accumulate);
+                    let (dy, weight) = (dy.view(), weight.view());
+                    let args = LinearBackwardInputArgs { shape, dy, weight, dx, accumulate };
+                    device.linear_backward_input(args);
                 });
             }
             let specs = [x, y, w, Master(outputs)];
             check_reference(&what, specs, |device, [x, dy, dweight, dbias]| {
-                let dbias = accumulate.then_some(dbias);
-                device.linear_backward_weight(shape, x.view(), dy.view(), dweight, dbias);
+                let (x, dy, dbias) = (x.view(), dy.view(), accumulate.then_some(dbias));
+                let args = LinearBackwardWeightArgs { shape, x, dy, dweight, dbias };
+                device.linear_backward_weight(args);
             });
         }
     }
@@ -61,7 +68,7 @@ fn linear_gelu_matches_reference() {
         let specs = [x, w, Master(outputs), y, y];
         check_reference(&format!("{shape:?}"), specs, |device, [x, weight, bias, saved, y]| {
             let (x, weight, bias) = (x.view(), weight.view(), Some(bias.view()));
-            device.linear_gelu(shape, x, weight, bias, saved, y);
+            device.linear_gelu(LinearArgs { shape, x, weight, bias, y }, saved);
         });
     }
 }
@@ -76,25 +83,32 @@ fn norm_matches_reference() {
             for with_bias in [false, true] {
                 let specs = [x, param, param, y, stats];
                 check_reference(&what, specs, |device, [x, weight, bias, y, mean_rstd]| {
-                    let bias = with_bias.then(|| bias.view());
-                    device.norm(norm, x.view(), weight.view(), bias, y, mean_rstd);
+                    let (x, weight, bias) = (x.view(), weight.view(), bias.view());
+                    let bias = with_bias.then_some(bias);
+                    device.norm(NormArgs { norm, x, weight, bias, y, mean_rstd });
                 });
                 let specs = [x, y, param, param, x, y, stats];
                 check_reference(&what, specs, |device, [x, delta, weight, bias, sum, y, stats]| {
                     let (x, delta, weight) = (x.view(), delta.view(), weight.view());
                     let bias = with_bias.then(|| bias.view());
-                    device.add_norm(norm, x, delta, weight, bias, sum, y, stats);
+                    let args = NormArgs { norm, x, weight, bias, y, mean_rstd: stats };
+                    device.add_norm(args, delta, sum);
                 });
                 for with_copy in [false, true] {
                     let specs = [x, param, stats, y, x, y, param, param];
                     check_reference(&what, specs, |device, all| {
-                        let [x, weight, stats, dy, dx, copy, dw, db] = all;
-                        let (x, weight, mean_rstd) = (x.view(), weight.view(), stats.view());
-                        let saved = NormSaved { x, weight, mean_rstd };
-                        let grads = NormGrads { weight: dw, bias: with_bias.then_some(db) };
+                        let [x, weight, stats, dy, dx, copy, dweight, db] = all;
                         let copy = with_copy.then_some(copy);
-                        let input_grad = NormInputGrad { copy, ..NormInputGrad::new(dx) };
-                        device.norm_backward(norm, saved, dy.view(), input_grad, grads);
+                        device.norm_backward(NormBackwardArgs {
+                            norm,
+                            x: x.view(),
+                            weight: weight.view(),
+                            mean_rstd: stats.view(),
+                            dy: dy.view(),
+                            input_grad: NormInputGrad { copy, ..NormInputGrad::new(dx) },
+                            dweight,
+                            dbias: with_bias.then_some(db),
+                        });
                     });
                 }
             }
@@ -110,11 +124,17 @@ fn dx_copy_is_the_accumulated_gradient() {
         let mut all = tensors(&cpu, &[x, param, Master(2 * rows), y, x, y, param, param]);
         let [x, weight, stats, dy, dx, copy, dw, db] = &mut all[..] else { unreachable!() };
         let before = to_host(&cpu, std::slice::from_ref(dx));
-        let saved = NormSaved { x: x.view(), weight: weight.view(), mean_rstd: stats.view() };
-        let grads = NormGrads { weight: dw.view_mut(), bias: Some(db.view_mut()) };
-        let (norm, copy_to) = (Norm::Layer { eps: 1e-5 }, Some(copy.view_mut()));
-        let input_grad = NormInputGrad { copy: copy_to, ..NormInputGrad::new(dx.view_mut()) };
-        cpu.norm_backward(norm, saved, dy.view(), input_grad, grads);
+        let copy_to = Some(copy.view_mut());
+        cpu.norm_backward(NormBackwardArgs {
+            norm: Norm::Layer { eps: 1e-5 },
+            x: x.view(),
+            weight: weight.view(),
+            mean_rstd: stats.view(),
+            dy: dy.view(),
+            input_grad: NormInputGrad { copy: copy_to, ..NormInputGrad::new(dx.view_mut()) },
+            dweight: dw.view_mut(),
+            dbias: Some(db.view_mut()),
+        });
         assert_ne!(to_host(&cpu, std::slice::from_ref(dx)), before);
         let mut expected = cpu.zeros_activation(rows * dim);
         cpu.copy(dx.view(), expected.view_mut());

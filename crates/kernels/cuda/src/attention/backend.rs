@@ -4,11 +4,12 @@ use std::env;
 
 use regatta_comm::gpu_runtime::Vendor;
 use regatta_device::DeviceMemory;
-use regatta_device::ops::AttentionShape;
+use regatta_device::ops::{AttentionDropout, AttentionShape};
+use regatta_device::tensor::View;
 
 use crate::cudnn::{Cudnn, CudnnError, Pass, TensorId};
 use crate::elementwise::{are_aligned, is_bf16};
-use crate::flash::{BackwardInputs, ForwardOutputs, Grads, Problem};
+use crate::flash::{BackwardInputs, Grads, Problem};
 use crate::{CudaDevice, Ptr};
 
 /// Forces kernels, for tests and comparisons: `cudnn`, `flash` or `generic`.
@@ -18,6 +19,7 @@ const ATTENTION: &str = "REGATTA_ATTENTION";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Backend {
     Cudnn {
+        shape: AttentionShape,
         workspace_bytes: usize,
     },
     /// Tensor cores, or AMD's matrix cores.
@@ -75,13 +77,14 @@ impl CudaDevice {
     /// What computes the forward pass of attention for a shape, for reports to users.
     pub fn attention_backend(&self, shape: AttentionShape, has_dropout: bool) -> String {
         let dtype = self.activation_dtype();
-        let problem = Problem::without_memory(shape, dtype, has_dropout);
+        let dropout = has_dropout.then(AttentionDropout::default);
+        let problem = Problem::without_memory(shape, dtype, dropout);
         let others = [(Ptr::NULL, is_bf16(dtype))];
         let packed = Some((Pass::Forward, shape));
         let request = Request { problem: &problem, packed, others: &others };
         match (self.attention_backend_for(&request), &self.cudnn) {
             (Some(Backend::Cudnn { .. }), Some(cudnn)) => format!("cuDNN {}", cudnn.version()),
-            (Some(Backend::Flash), _) => match self.runtime().vendor {
+            (Some(Backend::Flash), _) => match self.runtime.vendor {
                 Vendor::Nvidia => "flash (mma.sync)".to_owned(),
                 Vendor::Amd => "flash (MFMA)".to_owned(),
             },
@@ -121,7 +124,7 @@ impl CudaDevice {
             let AttentionShape { seq_len, head_dim, .. } = shape;
             return Err(format!("seq_len {seq_len} or head_dim {head_dim} is not supported"));
         }
-        if pass == Pass::Backward && self.deterministic() {
+        if pass == Pass::Backward && self.deterministic {
             return Err("the backward pass is not deterministic".to_owned());
         }
         if !self.make_current() {
@@ -129,7 +132,7 @@ impl CudaDevice {
         }
         let prepared = cudnn.prepare(pass, shape);
         let workspace_bytes = prepared.map_err(|cause| self.note_unsupported(shape, &cause))?;
-        Ok(Backend::Cudnn { workspace_bytes })
+        Ok(Backend::Cudnn { shape, workspace_bytes })
     }
 
     fn note_unsupported(&self, shape: AttentionShape, cause: &CudnnError) -> String {
@@ -142,7 +145,8 @@ impl CudaDevice {
         &self,
         shape: AttentionShape,
         problem: &Problem,
-        outputs: ForwardOutputs,
+        y: View<'_>,
+        lse: View<'_>,
         workspace_bytes: usize,
     ) {
         let workspace = self.scratch(workspace_bytes.max(1));
@@ -150,8 +154,8 @@ impl CudaDevice {
             (TensorId::Q, problem.q),
             (TensorId::K, problem.k),
             (TensorId::V, problem.v),
-            (TensorId::Y, outputs.y),
-            (TensorId::Lse, outputs.lse),
+            (TensorId::Y, Ptr::of(y)),
+            (TensorId::Lse, Ptr::of(lse)),
         ];
         self.execute_cudnn((Pass::Forward, shape), &tensors, workspace);
     }
@@ -160,7 +164,7 @@ impl CudaDevice {
         &self,
         shape: AttentionShape,
         problem: &Problem,
-        inputs: BackwardInputs,
+        inputs: BackwardInputs<'_>,
         grads: Grads,
         workspace_bytes: usize,
     ) {
@@ -173,9 +177,9 @@ impl CudaDevice {
             (TensorId::Q, problem.q),
             (TensorId::K, problem.k),
             (TensorId::V, problem.v),
-            (TensorId::Y, inputs.y),
-            (TensorId::Lse, inputs.lse),
-            (TensorId::Dy, inputs.dy),
+            (TensorId::Y, Ptr::of(inputs.y)),
+            (TensorId::Lse, Ptr::of(inputs.lse)),
+            (TensorId::Dy, Ptr::of(inputs.dy)),
             (TensorId::Dq, grads.dq),
             (TensorId::Dk, grads.dk),
             (TensorId::Dv, grads.dv),

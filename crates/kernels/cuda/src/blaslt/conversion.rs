@@ -54,7 +54,7 @@ fn allocate(device: &CudaDevice, elements: usize) -> Option<Tensor> {
     let memory = match DeviceBuffer::allocate(&device.runtime, bytes) {
         Ok(memory) => memory,
         Err(code) => {
-            let cause = device.runtime().error_string(code);
+            let cause = device.runtime.error_string(code);
             device.fail("allocating memory for the bf16 copy of an operand", cause);
             return None;
         }

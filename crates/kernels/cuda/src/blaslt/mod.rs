@@ -115,8 +115,10 @@ impl BlasLt {
             {
                 descriptors.set_pointers(args).map_err(|error| self.failed(error))?;
                 // SAFETY: as required of the caller.
-                let code = unsafe { call.launch(descriptors, algorithm) };
-                return self.check_launch(code);
+                return match unsafe { call.launch(args, descriptors, algorithm) } {
+                    SUCCESS => Ok(()),
+                    code => Err(self.failed(StatusError { function: "Matmul", code })),
+                };
             }
             _ => {}
         }
@@ -142,7 +144,7 @@ impl BlasLt {
         let cache = state.cache.get_or_insert_with(|| self.open_cache(call));
         if tune && let Some(algorithm) = cache.get(&gemm) {
             // SAFETY: as required of the caller.
-            if unsafe { call.launch(&descriptors, &algorithm) } == SUCCESS {
+            if unsafe { call.launch(call.args, &descriptors, &algorithm) } == SUCCESS {
                 state.plans.insert(gemm, Plan::Ready { descriptors, algorithm, is_final });
                 return Ok(());
             }
@@ -161,7 +163,7 @@ impl BlasLt {
         }
         for algorithm in candidates {
             // SAFETY: as required of the caller.
-            let code = unsafe { call.launch(&descriptors, &algorithm) };
+            let code = unsafe { call.launch(call.args, &descriptors, &algorithm) };
             if code == SUCCESS {
                 state.plans.insert(gemm, Plan::Ready { descriptors, algorithm, is_final });
                 return Ok(());
@@ -210,13 +212,6 @@ impl BlasLt {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn check_launch(&self, code: i32) -> Result<(), GemmError> {
-        match code {
-            SUCCESS => Ok(()),
-            code => Err(self.failed(StatusError { function: "Matmul", code })),
-        }
-    }
-
     fn failed(&self, cause: StatusError) -> GemmError {
         GemmError::Status { vendor: self.functions.vendor, cause }
     }
@@ -244,18 +239,11 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Queues the GEMM.
+    /// Queues the GEMM of some matrices.
     ///
     /// # Safety
     /// As for [`BlasLt::run`]; the descriptors must be those of its GEMM.
-    unsafe fn launch(&self, descriptors: &Descriptors, algorithm: &Algorithm) -> i32 {
-        // SAFETY: as required of the caller; handle and workspace are valid.
-        unsafe { self.launch_with(self.args, descriptors, algorithm) }
-    }
-
-    /// # Safety
-    /// As for [`Call::launch`], with other matrices.
-    unsafe fn launch_with(
+    unsafe fn launch(
         &self,
         args: &GemmArgs,
         descriptors: &Descriptors,
@@ -284,7 +272,7 @@ impl Call<'_> {
         tune::fastest(candidates.len(), |candidate, launches| {
             timer.average_ms(launches, || {
                 // SAFETY: as required of the caller; the output for tuning is as large.
-                unsafe { self.launch_with(&args, descriptors, &candidates[candidate]) }
+                unsafe { self.launch(&args, descriptors, &candidates[candidate]) }
             })
         })
     }

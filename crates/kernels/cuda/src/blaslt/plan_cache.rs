@@ -1,14 +1,15 @@
 //! Tuned algorithms on disk. A cache that cannot be read or written only costs time.
 
 use std::collections::{HashMap, HashSet};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::{fs, io, process};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::gemm::Gemm;
 use super::sys::{ALGORITHM_BYTES, Algorithm};
+use crate::cache_dir::{hex, replace_file};
 
 /// The tuned algorithms of one version of the library on one GPU model.
 pub(crate) struct PlanCache {
@@ -137,30 +138,16 @@ impl Record {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 fn file_name(library: &str, gpu: &str) -> String {
     let portable = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
     let name: String = format!("{library}-{gpu}").chars().map(portable).collect();
     format!("{name}.jsonl")
 }
 
-/// Replaces a file atomically: readers see the old or the new contents.
-fn replace_file(path: &Path, contents: &[u8]) -> io::Result<()> {
-    if let Some(directory) = path.parent() {
-        fs::create_dir_all(directory)?;
-    }
-    let temporary = path.with_extension(format!("{}.tmp", process::id()));
-    let written = fs::write(&temporary, contents).and_then(|()| fs::rename(&temporary, path));
-    written.inspect_err(|_| {
-        let _ = fs::remove_file(&temporary);
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use std::process;
+
     use regatta_comm::DType;
     use regatta_device::ops::LinearShape;
 

@@ -16,12 +16,32 @@ const ALIGNMENT: i64 = 16;
 /// The first identifier of a tensor without memory of its own.
 const FIRST_VIRTUAL_ID: i64 = 1000;
 
+/// The elements of a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TensorShape {
+    pub dtype: DataType,
+    pub dims: Dims,
+    pub strides: Dims,
+}
+
+impl TensorShape {
+    /// With another data type.
+    pub fn of(self, dtype: DataType) -> Self {
+        Self { dtype, ..self }
+    }
+
+    /// With rows and columns swapped.
+    pub fn transposed(self) -> Self {
+        let swapped = |[b, h, rows, columns]: Dims| [b, h, columns, rows];
+        Self { dims: swapped(self.dims), strides: swapped(self.strides), ..self }
+    }
+}
+
 /// A tensor of a graph.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct GraphTensor {
     raw: RawDescriptor,
-    dims: Dims,
-    strides: Dims,
+    shape: TensorShape,
 }
 
 /// Where the elements of a tensor are.
@@ -37,15 +57,8 @@ enum Storage {
 pub(crate) struct Graph {
     functions: Arc<Functions>,
     next_id: i64,
-    operations: Vec<RawDescriptor>,
-    /// Everything that the operations refer to.
-    descriptors: Vec<Descriptor>,
-    scalars: Vec<(i64, f32)>,
-}
-
-/// The parts of a complete graph.
-pub(crate) struct GraphParts {
     pub operations: Vec<RawDescriptor>,
+    /// Everything that the operations refer to.
     pub descriptors: Vec<Descriptor>,
     /// Numbers by the identifiers of their tensors.
     pub scalars: Vec<(i64, f32)>,
@@ -62,38 +75,23 @@ impl Graph {
         }
     }
 
-    pub fn into_parts(self) -> GraphParts {
-        let Self { operations, descriptors, scalars, .. } = self;
-        GraphParts { operations, descriptors, scalars }
-    }
-
     /// An input or output, which is bound to memory by its identifier.
-    pub fn tensor(
-        &mut self,
-        id: i64,
-        dtype: DataType,
-        dims: Dims,
-        strides: Dims,
-    ) -> Result<GraphTensor, CudnnError> {
-        self.add_tensor(id, dtype, dims, strides, Storage::Memory)
+    pub fn tensor(&mut self, id: i64, shape: TensorShape) -> Result<GraphTensor, CudnnError> {
+        self.add_tensor(id, shape, Storage::Memory)
     }
 
     /// An intermediate result.
-    pub fn intermediate(
-        &mut self,
-        dtype: DataType,
-        dims: Dims,
-        strides: Dims,
-    ) -> Result<GraphTensor, CudnnError> {
+    pub fn intermediate(&mut self, shape: TensorShape) -> Result<GraphTensor, CudnnError> {
         let id = self.new_id();
-        self.add_tensor(id, dtype, dims, strides, Storage::Virtual)
+        self.add_tensor(id, shape, Storage::Virtual)
     }
 
     /// A number.
     pub fn scalar(&mut self, value: f32) -> Result<GraphTensor, CudnnError> {
         let id = self.new_id();
         self.scalars.push((id, value));
-        self.add_tensor(id, DataType::Float, [1; 4], [1; 4], Storage::Value)
+        let shape = TensorShape { dtype: DataType::Float, dims: [1; 4], strides: [1; 4] };
+        self.add_tensor(id, shape, Storage::Value)
     }
 
     /// `y = mode(x, b)` in f32, elementwise with broadcasting, as an intermediate result.
@@ -103,7 +101,7 @@ impl Graph {
         x: GraphTensor,
         b: Option<GraphTensor>,
     ) -> Result<GraphTensor, CudnnError> {
-        let y = self.intermediate(DataType::Float, x.dims, x.strides)?;
+        let y = self.intermediate(x.shape.of(DataType::Float))?;
         self.pointwise_into(mode, x, b, y)?;
         Ok(y)
     }
@@ -173,19 +171,19 @@ impl Graph {
         scores: GraphTensor,
         masked: f32,
     ) -> Result<GraphTensor, CudnnError> {
-        let GraphTensor { dims, strides, .. } = scores;
+        let shape = scores.shape;
         let mut index = |axis| {
-            let index = self.intermediate(DataType::Int32, dims, strides)?;
+            let index = self.intermediate(shape.of(DataType::Int32))?;
             let (mode, inputs) = (PointwiseMode::GenIndex, [Some(scores), None, None]);
             self.add_pointwise(mode, DataType::Float, Some(axis), inputs, index)?;
             Ok(index)
         };
         let (query, key) = (index(2)?, index(3)?);
-        let visible = self.intermediate(DataType::Boolean, dims, strides)?;
+        let visible = self.intermediate(shape.of(DataType::Boolean))?;
         let (mode, inputs) = (PointwiseMode::CmpGe, [Some(query), Some(key), None]);
         self.add_pointwise(mode, DataType::Boolean, None, inputs, visible)?;
         let masked = self.scalar(masked)?;
-        let y = self.intermediate(DataType::Float, dims, strides)?;
+        let y = self.intermediate(shape.of(DataType::Float))?;
         let inputs = [Some(scores), Some(masked), Some(visible)];
         self.add_pointwise(PointwiseMode::BinarySelect, DataType::Float, None, inputs, y)?;
         Ok(y)
@@ -218,22 +216,20 @@ impl Graph {
     fn add_tensor(
         &mut self,
         id: i64,
-        dtype: DataType,
-        dims: Dims,
-        strides: Dims,
+        shape: TensorShape,
         storage: Storage,
     ) -> Result<GraphTensor, CudnnError> {
         let tensor = self
             .descriptor(DescriptorType::Tensor)?
-            .set(Attribute::TensorDataType, &[dtype])?
-            .set(Attribute::TensorDimensions, &dims)?
-            .set(Attribute::TensorStrides, &strides)?
+            .set(Attribute::TensorDataType, &[shape.dtype])?
+            .set(Attribute::TensorDimensions, &shape.dims)?
+            .set(Attribute::TensorStrides, &shape.strides)?
             .set(Attribute::TensorUniqueId, &[id])?
             .set(Attribute::TensorByteAlignment, &[ALIGNMENT])?
             .set(Attribute::TensorIsVirtual, &[storage == Storage::Virtual])?;
         let by_value = (storage == Storage::Value).then_some(true);
         let raw = self.add(tensor.set_optional(Attribute::TensorIsByValue, by_value)?)?;
-        Ok(GraphTensor { raw, dims, strides })
+        Ok(GraphTensor { raw, shape })
     }
 
     fn new_id(&mut self) -> i64 {

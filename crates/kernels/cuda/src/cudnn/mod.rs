@@ -48,15 +48,12 @@ pub(crate) struct Cudnn {
 struct State {
     /// Declared before the handle, so that plans are destroyed first. An error means that cuDNN does not
     /// support the shape.
-    plans: HashMap<PlanKey, Result<ExecutionPlan, CudnnError>>,
+    plans: HashMap<(Pass, AttentionShape), Result<ExecutionPlan, CudnnError>>,
     handle: Option<OwnedHandle>,
 }
 
 // SAFETY: the handle and descriptors may be used by any thread; a lock serialises their use.
 unsafe impl Send for State {}
-
-/// A pass, and batch, seq_len, heads, kv_heads and head_dim.
-type PlanKey = (Pass, [usize; 5]);
 
 impl Cudnn {
     /// Loads the library.
@@ -142,8 +139,6 @@ impl State {
         pass: Pass,
         shape: AttentionShape,
     ) -> Result<&ExecutionPlan, CudnnError> {
-        let AttentionShape { batch, seq_len, heads, kv_heads, head_dim } = shape;
-        let key = (pass, [batch, seq_len, heads, kv_heads, head_dim]);
         let handle = self.handle(functions)?;
         let make = || {
             let graph = match pass {
@@ -152,7 +147,7 @@ impl State {
             };
             ExecutionPlan::new(functions, handle, graph)
         };
-        self.plans.entry(key).or_insert_with(make).as_ref().map_err(Clone::clone)
+        self.plans.entry((pass, shape)).or_insert_with(make).as_ref().map_err(Clone::clone)
     }
 }
 

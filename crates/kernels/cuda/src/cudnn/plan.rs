@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::descriptor::{CudnnError, Descriptor};
-use super::graph::{Graph, GraphParts};
+use super::graph::Graph;
 use super::sys::{Address, Attribute, DescriptorType, Functions, Handle, HeuristicMode, SUCCESS};
 
 /// A graph that is compiled for the device of a handle.
@@ -24,7 +24,7 @@ impl ExecutionPlan {
         handle: Handle,
         graph: Graph,
     ) -> Result<Self, CudnnError> {
-        let GraphParts { operations, mut descriptors, scalars } = graph.into_parts();
+        let Graph { operations, mut descriptors, scalars, .. } = graph;
         let graph = Descriptor::new(functions, DescriptorType::OperationGraph)?
             .set(Attribute::OperationGraphHandle, &[handle])?
             .set(Attribute::OperationGraphOperations, &operations)?

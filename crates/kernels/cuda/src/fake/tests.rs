@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use regatta_comm::DType;
 use regatta_comm::gpu_runtime::Vendor;
-use regatta_device::ops::{ArenaOverflow, ArenaUse, Device, GraphMasks, GraphOps, LinearShape};
+use regatta_device::ops::{
+    ArenaOverflow, ArenaUse, Device, GraphMasks, GraphOps, LinearArgs, LinearShape,
+};
 use regatta_device::precision::Precision;
 use regatta_device::tensor::{Tensor, View};
 use regatta_device::{DeviceMemory, ElementwiseOps, HostTensor, LinearOps, OptimizerOps};
@@ -74,7 +76,8 @@ fn nothing_leaks() {
     device.sum_of_squares(tensor.view(), device.zeros(1, DType::F64).view_mut());
     let shape = LinearShape { rows: 4, inputs: 5, outputs: 20 };
     let (x, mut y) = (filled(&device, 20, 1.0), device.zeros_master(80));
-    device.linear(shape, x.view(), tensor.view(), None, y.view_mut());
+    let (input, weight, to) = (x.view(), tensor.view(), y.view_mut());
+    device.linear(LinearArgs { shape, x: input, weight, bias: None, y: to });
     let mut tokens = device.zeros(3, DType::I32);
     device.copy_tokens_from_host(&[1, 2, 3], tokens.view_mut());
     device.start_kernel_times();

@@ -3,6 +3,7 @@
 use regatta_comm::DType;
 use regatta_comm::gpu_runtime::Vendor;
 use regatta_device::ops::AttentionChunkShape;
+use regatta_device::tensor::View;
 
 use super::mma::BackwardLayout;
 use super::problem::kernel_args;
@@ -20,13 +21,11 @@ const PREPARE_THREADS: usize = 256;
 
 /// Inputs of the backward pass besides the operands.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct BackwardInputs {
-    pub y: Ptr,
-    pub y_dtype: DType,
-    pub dy: Ptr,
-    pub dy_dtype: DType,
+pub(crate) struct BackwardInputs<'a> {
+    pub y: View<'a>,
+    pub dy: View<'a>,
     /// f32.
-    pub lse: Ptr,
+    pub lse: View<'a>,
 }
 
 /// Gradients of the operands, which are accumulated if the problem is a chunk.
@@ -52,10 +51,14 @@ struct Statistics {
 
 impl CudaDevice {
     /// Gradients by the matrix units of the GPU. Every gradient is summed in a fixed order.
-    pub(crate) fn flash_backward(&self, problem: &Problem, inputs: BackwardInputs, grads: Grads) {
-        let statistics = self.prepare_backward(problem, inputs);
+    pub(crate) fn flash_backward(
+        &self,
+        problem: &Problem,
+        inputs: BackwardInputs<'_>,
+        grads: Grads,
+    ) {
         let head_dim = problem.shape.head_dim;
-        let [kv, q] = match self.runtime().vendor {
+        let launches = match self.runtime.vendor {
             Vendor::Nvidia => {
                 let layout = BackwardLayout::new(head_dim, self.max_shared_bytes() as usize);
                 let kernel = |function| layout.kernel(problem, function);
@@ -74,40 +77,59 @@ impl CudaDevice {
                 ]
             }
         };
-        self.launch(&kv.0, kv.1, &kv_args(problem, inputs, statistics, grads));
-        self.launch(&q.0, q.1, &q_args(problem, inputs, statistics, grads));
+        self.launch_gradients(problem, inputs, grads, &launches);
     }
 
     /// Gradients without matrix units, in a fixed order, too.
-    pub(crate) fn generic_backward(&self, problem: &Problem, inputs: BackwardInputs, grads: Grads) {
-        let statistics = self.prepare_backward(problem, inputs);
+    pub(crate) fn generic_backward(
+        &self,
+        problem: &Problem,
+        inputs: BackwardInputs<'_>,
+        grads: Grads,
+    ) {
         let layout = generic::Layout::new(problem, self.warp_threads());
-        let [dy_bf16, out_bf16] = [inputs.dy_dtype, grads.dtype].map(is_bf16);
+        let [dy_bf16, out_bf16] = [inputs.dy.dtype(), grads.dtype].map(is_bf16);
         let rows = layout.block_rows();
-        let kernel = layout.kernel(problem, "attention_generic_backward_kv", dy_bf16, out_bf16);
-        let args = kv_args(problem, inputs, statistics, grads);
-        self.launch(&kernel, layout.grid(problem.key_blocks(rows)), &args);
-        let kernel = layout.kernel(problem, "attention_generic_backward_q", dy_bf16, out_bf16);
-        let args = q_args(problem, inputs, statistics, grads);
-        self.launch(&kernel, layout.grid(problem.query_blocks(rows)), &args);
+        let kernel = |function| layout.kernel(problem, function, dy_bf16, out_bf16);
+        let launches = [
+            (kernel("attention_generic_backward_kv"), layout.grid(problem.key_blocks(rows))),
+            (kernel("attention_generic_backward_q"), layout.grid(problem.query_blocks(rows))),
+        ];
+        self.launch_gradients(problem, inputs, grads, &launches);
     }
 
-    fn prepare_backward(&self, problem: &Problem, inputs: BackwardInputs) -> Statistics {
+    /// Launches the kernels of the gradients of keys and values, and of queries.
+    fn launch_gradients(
+        &self,
+        problem: &Problem,
+        inputs: BackwardInputs<'_>,
+        grads: Grads,
+        [kv, q]: &[(Kernel, Grid); 2],
+    ) {
+        let statistics = self.prepare_backward(problem, inputs);
+        let args = |grads: &[Ptr], stride| {
+            backward_args(problem, Ptr::of(inputs.dy), statistics, grads, stride)
+        };
+        self.launch(&kv.0, kv.1, &args(&[grads.dk, grads.dv], grads.dkv_stride));
+        self.launch(&q.0, q.1, &args(&[grads.dq], grads.dq_stride));
+    }
+
+    fn prepare_backward(&self, problem: &Problem, inputs: BackwardInputs<'_>) -> Statistics {
         let AttentionChunkShape { batch, queries, heads, head_dim, .. } = problem.shape;
         let padded_queries = queries.next_multiple_of(PADDED_QUERIES);
         let count = batch * heads * padded_queries;
         let bytes = count * size_of::<f32>();
         let scaled_lse = self.scratch(2 * bytes);
         let delta = scaled_lse.offset_bytes(bytes);
-        let dtypes = [inputs.y_dtype, inputs.dy_dtype].map(|dtype| u64::from(is_bf16(dtype)));
+        let dtypes = [inputs.y, inputs.dy].map(|view| u64::from(is_bf16(view.dtype())));
         let vector = vector_len(head_dim, inputs);
         let kernel = prepare_kernel(head_dim as u64, dtypes, problem.is_chunk);
         let kernel = kernel.define("VECTOR", vector as u64);
         let threads = count * query_lanes(head_dim.div_ceil(vector));
         let args: [Arg; 9] = [
-            inputs.y.into(),
-            inputs.dy.into(),
-            inputs.lse.into(),
+            Ptr::of(inputs.y).into(),
+            Ptr::of(inputs.dy).into(),
+            Ptr::of(inputs.lse).into(),
             scaled_lse.into(),
             delta.into(),
             (count as u64).into(),
@@ -135,8 +157,9 @@ pub(super) fn prepare_kernel(
 }
 
 /// Elements of a load of the preparation.
-fn vector_len(head_dim: usize, inputs: BackwardInputs) -> usize {
-    if head_dim.is_multiple_of(8) && are_aligned(&[inputs.y, inputs.dy]) { 8 } else { 1 }
+fn vector_len(head_dim: usize, inputs: BackwardInputs<'_>) -> usize {
+    let are_aligned = are_aligned(&[inputs.y, inputs.dy].map(Ptr::of));
+    if head_dim.is_multiple_of(8) && are_aligned { 8 } else { 1 }
 }
 
 /// `LANES` of the preparation: lanes that share a query of so many vectors.
@@ -144,32 +167,20 @@ fn query_lanes(vectors: usize) -> usize {
     vectors.next_power_of_two().min(32)
 }
 
-fn kv_args(
+/// Arguments of a kernel that writes gradients with a stride between rows.
+fn backward_args(
     problem: &Problem,
-    inputs: BackwardInputs,
+    dy: Ptr,
     statistics: Statistics,
-    grads: Grads,
+    grads: &[Ptr],
+    stride: usize,
 ) -> Vec<Arg> {
     let Statistics { scaled_lse, delta, padded_queries } = statistics;
     let AttentionChunkShape { queries, keys, heads, kv_heads, .. } = problem.shape;
     let Problem { q, k, v, q_stride, kv_stride, .. } = *problem;
-    let pointers = [q, k, v, inputs.dy, scaled_lse, delta, grads.dk, grads.dv];
+    let pointers = [&[q, k, v, dy, scaled_lse, delta][..], grads].concat();
     let sizes = [queries, keys, padded_queries, heads, kv_heads];
-    kernel_args(problem, &pointers, &sizes, &[q_stride, kv_stride, grads.dkv_stride])
-}
-
-fn q_args(
-    problem: &Problem,
-    inputs: BackwardInputs,
-    statistics: Statistics,
-    grads: Grads,
-) -> Vec<Arg> {
-    let Statistics { scaled_lse, delta, padded_queries } = statistics;
-    let AttentionChunkShape { queries, keys, heads, kv_heads, .. } = problem.shape;
-    let Problem { q, k, v, q_stride, kv_stride, .. } = *problem;
-    let pointers = [q, k, v, inputs.dy, scaled_lse, delta, grads.dq];
-    let sizes = [queries, keys, padded_queries, heads, kv_heads];
-    kernel_args(problem, &pointers, &sizes, &[q_stride, kv_stride, grads.dq_stride])
+    kernel_args(problem, &pointers, &sizes, &[q_stride, kv_stride, stride])
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! Attention of one query to a KV cache.
 
-use regatta_comm::DType;
-use regatta_device::ops::AttentionShape;
+use regatta_device::ops::{AttentionShape, DecodeAttentionArgs};
 
 use crate::elementwise::{is_bf16, to_u32};
 use crate::{CudaDevice, Grid, Kernel, Ptr, Source};
@@ -16,40 +15,37 @@ const MIN_SPLIT_KEYS: usize = 128;
 /// Threads of a block that merges splits.
 const MERGE_THREADS: u32 = 128;
 
-/// A query, the cache and the output.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct DecodeOperands {
-    pub q: Ptr,
-    pub keys: Ptr,
-    pub values: Ptr,
-    /// Dtype of the query, the keys and the values.
-    pub dtype: DType,
-    pub y: Ptr,
-    pub y_dtype: DType,
-    pub tokens: usize,
-}
-
 impl CudaDevice {
-    pub(crate) fn decode(&self, shape: AttentionShape, operands: DecodeOperands) {
+    pub(crate) fn decode(&self, args: DecodeAttentionArgs<'_>) {
+        let DecodeAttentionArgs { shape, q, keys, values, y } = args;
         let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
-        let DecodeOperands { q, keys, values, y, tokens, .. } = operands;
+        let row = kv_heads * head_dim;
+        assert!(row > 0 && keys.len().is_multiple_of(row), "keys do not have the shape");
+        assert_eq!(keys.len(), values.len(), "there are as many keys as values");
+        assert_eq!((q.len(), y.len()), (shape.out_dim(), shape.out_dim()), "one query per head");
+        let dtypes = [q.dtype(), keys.dtype(), values.dtype()];
+        assert!(dtypes.iter().all(|dtype| *dtype == dtypes[0]), "dtypes differ: {dtypes:?}");
+        let tokens = keys.len() / row;
+        if tokens == 0 || self.has_failed() {
+            return;
+        }
+        let dtypes = [q.dtype(), y.dtype()].map(is_bf16);
+        let y = Ptr::of_mut(&y);
         let keys_per_split = split_keys(tokens, heads, self.sm_count() as usize);
         let splits = tokens.div_ceil(keys_per_split);
         let partial_bytes = heads * splits * (head_dim + 2) * size_of::<f32>();
         let partials = if splits > 1 { self.scratch(partial_bytes) } else { Ptr::NULL };
         let kernel = |function| {
-            kernel(function, head_dim as u64, [operands.dtype, operands.y_dtype].map(is_bf16))
+            kernel(function, head_dim as u64, dtypes)
                 .define("WARP_THREADS", self.warp_threads() as u64)
         };
-        let blocks = [to_u32(heads), to_u32(splits), 1];
-        let threads = to_u32(WARPS * self.warp_threads());
         self.launch(
             &kernel("attention_decode"),
-            Grid { blocks, threads, shared_bytes: 0 },
+            Grid::planar([heads, splits], WARPS * self.warp_threads()),
             &[
-                q.into(),
-                keys.into(),
-                values.into(),
+                Ptr::of(q).into(),
+                Ptr::of(keys).into(),
+                Ptr::of(values).into(),
                 y.into(),
                 partials.into(),
                 to_u32(tokens).into(),

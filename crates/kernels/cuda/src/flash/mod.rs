@@ -10,8 +10,6 @@ mod mma;
 mod problem;
 
 pub(crate) use backward::{BackwardInputs, Grads};
-pub(crate) use decode::DecodeOperands;
-pub(crate) use forward::ForwardOutputs;
 pub(crate) use problem::{Problem, packed_offsets};
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 use regatta_comm::DType;
 use regatta_device::ops::{AttentionChunkShape, AttentionDropout, AttentionShape};
-use regatta_device::random::DropoutMask;
 use regatta_device::tensor::View;
 
 use crate::elementwise::{are_aligned, is_bf16, to_u32};
@@ -34,27 +33,18 @@ pub(crate) struct Problem {
 impl Problem {
     /// Causal attention with packed queries, keys and values.
     pub fn packed(shape: AttentionShape, qkv: View<'_>, dropout: Option<AttentionDropout>) -> Self {
-        assert_eq!(qkv.len(), shape.rows() * shape.qkv_dim(), "qkv does not have the shape");
-        let (stride, dtype) = (shape.qkv_dim(), qkv.dtype());
-        let [k, v] = packed_offsets(shape).map(|at| Ptr::of(qkv).offset_bytes(at * dtype.size()));
-        Self {
-            shape: checked(shape.into()),
-            is_chunk: false,
-            q: Ptr::of(qkv),
-            k,
-            v,
-            dtype,
-            q_stride: stride,
-            kv_stride: stride,
-            dropout,
-            mask_state: Ptr::NULL,
-        }
+        let (dtype, q) = (qkv.dtype(), Ptr::of(qkv));
+        let [k, v] = packed_offsets(shape).map(|at| q.offset_bytes(at * dtype.size()));
+        checked(shape.into());
+        Self { q, k, v, ..Self::without_memory(shape, dtype, dropout) }
     }
 
     /// Causal attention of a shape, for a choice of kernels before there are tensors.
-    pub fn without_memory(shape: AttentionShape, dtype: DType, has_dropout: bool) -> Self {
-        let mask = DropoutMask { p: 0.0, key: 0, offset: 0 };
-        let dropout = AttentionDropout::new(mask, shape.heads, shape.seq_len);
+    pub fn without_memory(
+        shape: AttentionShape,
+        dtype: DType,
+        dropout: Option<AttentionDropout>,
+    ) -> Self {
         Self {
             shape: shape.into(),
             is_chunk: false,
@@ -64,7 +54,7 @@ impl Problem {
             dtype,
             q_stride: shape.qkv_dim(),
             kv_stride: shape.qkv_dim(),
-            dropout: has_dropout.then_some(dropout),
+            dropout,
             mask_state: Ptr::NULL,
         }
     }
@@ -76,8 +66,6 @@ impl Problem {
         kv: View<'_>,
         dropout: Option<AttentionDropout>,
     ) -> Self {
-        assert_eq!(q.len(), shape.rows() * shape.out_dim(), "q does not have the shape");
-        assert_eq!(kv.len(), shape.kv_rows() * shape.kv_dim(), "kv does not have the shape");
         assert_eq!(q.dtype(), kv.dtype(), "the dtypes of queries and keys differ");
         let values_at = shape.kv_heads * shape.head_dim * kv.dtype().size();
         Self {
@@ -124,18 +112,8 @@ impl Problem {
 
     /// `DROPOUT_PARAMETERS` of the kernels.
     pub fn dropout_args(&self) -> [Arg; 8] {
-        let Some(dropout) = self.dropout else {
-            return [
-                Ptr::NULL.into(),
-                0u64.into(),
-                0u64.into(),
-                0u64.into(),
-                0u64.into(),
-                0u64.into(),
-                0u32.into(),
-                1f32.into(),
-            ];
-        };
+        // Without dropout nothing is masked.
+        let dropout = self.dropout.unwrap_or_default();
         let mask = dropout.mask;
         [
             self.mask_state.into(),
@@ -186,7 +164,7 @@ fn dropout_threshold(p: f32) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use regatta_device::random::random_u32;
+    use regatta_device::random::{DropoutMask, random_u32};
 
     use super::*;
 

@@ -4,8 +4,8 @@
 use regatta_comm::DType;
 use regatta_comm::gpu_runtime::Vendor;
 use regatta_device::ops::{
-    AttentionDropout, AttentionSaved, AttentionShape, Device, Graph, GraphMasks, LinearShape,
-    OptimizerState,
+    AttentionArgs, AttentionBackwardArgs, AttentionDropout, AttentionSaved, AttentionShape,
+    CrossEntropyArgs, Device, Graph, GraphMasks, LinearArgs, LinearShape, OptimizerState,
 };
 use regatta_device::optimizer::AdamW;
 use regatta_device::precision::Precision;
@@ -68,12 +68,26 @@ impl Pass {
         let Self { x, weight, qkv, y, lse, dqkv } = self;
         let (rows, inputs, outputs) = (SHAPE.rows(), SHAPE.out_dim(), SHAPE.qkv_dim());
         let shape = LinearShape { rows, inputs, outputs };
-        device.linear(shape, x.view(), weight.view(), None, qkv.view_mut());
+        let args =
+            LinearArgs { shape, x: x.view(), weight: weight.view(), bias: None, y: qkv.view_mut() };
+        device.linear(args);
         let dropout = AttentionDropout::new(weights, SHAPE.heads, SHAPE.seq_len);
         let dropout = Some(dropout.shard([0, 1, 0, 0]));
-        device.attention(SHAPE, qkv.view(), dropout, y.view_mut(), lse.view_mut());
+        device.attention(AttentionArgs {
+            shape: SHAPE,
+            qkv: qkv.view(),
+            dropout,
+            y: y.view_mut(),
+            lse: lse.view_mut(),
+        });
         let saved = AttentionSaved { qkv: qkv.view(), y: y.view(), lse: lse.view() };
-        device.attention_backward(SHAPE, saved, dropout, x.view(), dqkv.view_mut());
+        device.attention_backward(AttentionBackwardArgs {
+            shape: SHAPE,
+            saved,
+            dropout,
+            dy: x.view(),
+            dqkv: dqkv.view_mut(),
+        });
         device.dropout(DropoutMask { offset: output.offset + 5, ..output }, y.view_mut());
     }
 
@@ -213,7 +227,13 @@ fn graphs_keep_their_workspace() {
     // More temporary results than the first workspace of 32 MiB has room for.
     let (rows, mut loss) = (2 << 20, device.zeros(1, DType::F64));
     let (targets, mut logits) = (device.zeros(rows, DType::I32), device.zeros_master(rows));
-    device.cross_entropy(targets.view(), 1, logits.view_mut(), None, loss.view_mut());
+    device.cross_entropy(CrossEntropyArgs {
+        targets: targets.view(),
+        vocab: 1,
+        logits: logits.view_mut(),
+        grad_scale: None,
+        loss: loss.view_mut(),
+    });
     launch(&device, &graph);
     let allocations = probe.allocations();
     drop(graph);

@@ -1,6 +1,6 @@
 //! Activation functions of the MLP.
 
-use super::{LinearOps, LinearShape};
+use super::{LinearArgs, LinearOps};
 use crate::tensor::{View, ViewMut};
 
 /// GELU and SwiGLU.
@@ -10,17 +10,9 @@ pub trait ActivationOps: LinearOps {
     fn gelu(&self, x: ViewMut<'_>, y: ViewMut<'_>);
 
     /// `y = gelu(x weightᵀ + bias)`. `saved` receives what [`ActivationOps::gelu`] leaves in its input.
-    fn linear_gelu(
-        &self,
-        shape: LinearShape,
-        x: View<'_>,
-        weight: View<'_>,
-        bias: Option<View<'_>>,
-        mut saved: ViewMut<'_>,
-        y: ViewMut<'_>,
-    ) {
-        self.linear(shape, x, weight, bias, saved.reborrow());
-        self.gelu(saved, y);
+    fn linear_gelu(&self, args: LinearArgs<'_>, mut saved: ViewMut<'_>) {
+        self.linear(LinearArgs { y: saved.reborrow(), ..args });
+        self.gelu(saved, args.y);
     }
 
     /// Multiplies `dy` by the derivative in place. `dbias`, if any, is the gradient of a bias that was

@@ -5,7 +5,7 @@ use crate::tensor::{View, ViewMut};
 
 /// Shape of causal attention. A row of `qkv` has the queries of all heads, then the keys of all key/value
 /// heads, then their values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AttentionShape {
     /// Sequences.
     pub batch: usize,
@@ -34,6 +34,18 @@ impl AttentionShape {
     pub fn rows(&self) -> usize {
         self.batch * self.seq_len
     }
+
+    /// # Panics
+    /// If one of these lengths is not that of the tensor, or of its gradient.
+    pub fn check_lengths(self, qkv: usize, y: usize, lse: usize) {
+        assert_eq!(qkv, self.rows() * self.qkv_dim(), "qkv does not have the shape");
+        check_output_lengths(&self.into(), y, lse);
+    }
+}
+
+fn check_output_lengths(shape: &AttentionChunkShape, y: usize, lse: usize) {
+    assert_eq!(y, shape.rows() * shape.out_dim(), "y does not have the shape");
+    assert_eq!(lse, shape.rows() * shape.heads, "lse does not have the shape");
 }
 
 /// Shape of attention from a chunk of queries to a chunk of keys, as in ring attention. A row of `q` has the
@@ -78,6 +90,14 @@ impl AttentionChunkShape {
         self.batch * self.keys
     }
 
+    /// # Panics
+    /// If one of these lengths is not that of the tensor, or of its gradient.
+    pub fn check_lengths(&self, q: usize, kv: usize, y: usize, lse: usize) {
+        assert_eq!(q, self.rows() * self.out_dim(), "q does not have the shape");
+        assert_eq!(kv, self.kv_rows() * self.kv_dim(), "kv does not have the shape");
+        check_output_lengths(self, y, lse);
+    }
+
     /// Number of keys that a query attends to.
     pub fn visible_keys(&self, query: usize) -> usize {
         if self.causal { self.keys.min(query + 1) } else { self.keys }
@@ -96,7 +116,7 @@ impl From<AttentionShape> for AttentionChunkShape {
 /// Dropout of attention probabilities. The probability of sequence `b`, head `h`, query `q` and key `k` has
 /// the mask index `b * sequence_stride + h * head_stride + q * query_stride + k`. With the strides of the
 /// full batch, a shard of heads or tokens has the mask of the full batch.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct AttentionDropout {
     /// The mask; its offset is the index of the first sequence, head, query and key of the shard.
     pub mask: DropoutMask,
@@ -143,6 +163,21 @@ pub enum RopeDirection {
     Inverse,
 }
 
+/// Arguments of [`AttentionOps::attention`].
+#[derive(Debug)]
+pub struct AttentionArgs<'a> {
+    /// Shape.
+    pub shape: AttentionShape,
+    /// Queries, keys and values.
+    pub qkv: View<'a>,
+    /// Dropout of probabilities.
+    pub dropout: Option<AttentionDropout>,
+    /// Output.
+    pub y: ViewMut<'a>,
+    /// Log-sum-exp of each softmax.
+    pub lse: ViewMut<'a>,
+}
+
 /// Inputs of attention's backward pass from the forward pass.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionSaved<'a> {
@@ -154,9 +189,43 @@ pub struct AttentionSaved<'a> {
     pub lse: View<'a>,
 }
 
-/// Inputs of the backward pass of a chunk of attention.
-#[derive(Debug, Clone, Copy)]
-pub struct AttentionChunkSaved<'a> {
+/// Arguments of [`AttentionOps::attention_backward`].
+#[derive(Debug)]
+pub struct AttentionBackwardArgs<'a> {
+    /// Shape.
+    pub shape: AttentionShape,
+    /// Inputs of the forward pass, and its results.
+    pub saved: AttentionSaved<'a>,
+    /// Dropout of probabilities.
+    pub dropout: Option<AttentionDropout>,
+    /// Gradient of the output.
+    pub dy: View<'a>,
+    /// Gradient of `qkv`.
+    pub dqkv: ViewMut<'a>,
+}
+
+/// Arguments of [`AttentionOps::attention_chunk`].
+#[derive(Debug)]
+pub struct AttentionChunkArgs<'a> {
+    /// Shape.
+    pub shape: AttentionChunkShape,
+    /// Queries.
+    pub q: View<'a>,
+    /// Keys and values of this chunk.
+    pub kv: View<'a>,
+    /// Dropout of probabilities.
+    pub dropout: Option<AttentionDropout>,
+    /// Output.
+    pub y: ViewMut<'a>,
+    /// Log-sum-exp of each softmax.
+    pub lse: ViewMut<'a>,
+}
+
+/// Arguments of [`AttentionOps::attention_chunk_backward`].
+#[derive(Debug)]
+pub struct AttentionChunkBackwardArgs<'a> {
+    /// Shape.
+    pub shape: AttentionChunkShape,
     /// Queries.
     pub q: View<'a>,
     /// Keys and values of this chunk.
@@ -165,74 +234,68 @@ pub struct AttentionChunkSaved<'a> {
     pub y: View<'a>,
     /// Log-sum-exp over all chunks.
     pub lse: View<'a>,
+    /// Dropout of probabilities.
+    pub dropout: Option<AttentionDropout>,
+    /// Gradient of the output.
+    pub dy: View<'a>,
+    /// Gradient of `q`.
+    pub dq: ViewMut<'a>,
+    /// Gradient of `kv`.
+    pub dkv: ViewMut<'a>,
+}
+
+/// Arguments of [`AttentionOps::decode_attention`].
+#[derive(Debug)]
+pub struct DecodeAttentionArgs<'a> {
+    /// Shape.
+    pub shape: AttentionShape,
+    /// Queries.
+    pub q: View<'a>,
+    /// Cached keys.
+    pub keys: View<'a>,
+    /// Cached values.
+    pub values: View<'a>,
+    /// Output.
+    pub y: ViewMut<'a>,
+}
+
+/// Arguments of [`AttentionOps::apply_rope`].
+#[derive(Debug)]
+pub struct RopeArgs<'a> {
+    /// Shape.
+    pub shape: AttentionShape,
+    /// Base of the wavelengths.
+    pub theta: f64,
+    /// Position of each token of a sequence.
+    pub positions: View<'a>,
+    /// Direction.
+    pub direction: RopeDirection,
+    /// Queries, keys and values.
+    pub qkv: ViewMut<'a>,
 }
 
 /// Attention and RoPE.
 pub trait AttentionOps {
     /// Causal attention: `y = softmax(q kᵀ / √head_dim) v` per head. `lse` receives the log-sum-exp per
     /// sequence, head and token.
-    fn attention(
-        &self,
-        shape: AttentionShape,
-        qkv: View<'_>,
-        dropout: Option<AttentionDropout>,
-        y: ViewMut<'_>,
-        lse: ViewMut<'_>,
-    );
+    fn attention(&self, args: AttentionArgs<'_>);
 
     /// Writes the gradient to `dqkv`.
-    fn attention_backward(
-        &self,
-        shape: AttentionShape,
-        saved: AttentionSaved<'_>,
-        dropout: Option<AttentionDropout>,
-        dy: View<'_>,
-        dqkv: ViewMut<'_>,
-    );
+    fn attention_backward(&self, args: AttentionBackwardArgs<'_>);
 
     /// Merges the attention to a chunk of keys into `y` and `lse`. `y` has the master dtype because chunks
     /// are accumulated; `lse` has one element per row and head. Where `lse` is -∞, `y` is undefined.
-    fn attention_chunk(
-        &self,
-        shape: AttentionChunkShape,
-        q: View<'_>,
-        kv: View<'_>,
-        dropout: Option<AttentionDropout>,
-        y: ViewMut<'_>,
-        lse: ViewMut<'_>,
-    );
+    fn attention_chunk(&self, args: AttentionChunkArgs<'_>);
 
     /// Accumulates the gradients through this chunk of keys into `dq` and `dkv`, which have the master
     /// dtype. `y` and `lse` are those over all chunks.
-    fn attention_chunk_backward(
-        &self,
-        shape: AttentionChunkShape,
-        saved: AttentionChunkSaved<'_>,
-        dropout: Option<AttentionDropout>,
-        dy: View<'_>,
-        dq: ViewMut<'_>,
-        dkv: ViewMut<'_>,
-    );
+    fn attention_chunk_backward(&self, args: AttentionChunkBackwardArgs<'_>);
 
     /// Decoding: the query of one new token of one sequence against the KV cache `keys` and `values`, which
     /// have `kv_heads * head_dim` elements per token and include the new token.
-    fn decode_attention(
-        &self,
-        shape: AttentionShape,
-        q: View<'_>,
-        keys: View<'_>,
-        values: View<'_>,
-        y: ViewMut<'_>,
-    );
+    fn decode_attention(&self, args: DecodeAttentionArgs<'_>);
 
     /// Rotates queries and keys in place by their `positions`, one per token of a sequence. Element `i` of a
     /// head is paired with element `i + head_dim / 2`.
-    fn apply_rope(
-        &self,
-        shape: AttentionShape,
-        theta: f64,
-        positions: View<'_>,
-        direction: RopeDirection,
-        qkv: ViewMut<'_>,
-    );
+    fn apply_rope(&self, args: RopeArgs<'_>);
 }

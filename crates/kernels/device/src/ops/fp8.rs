@@ -4,7 +4,8 @@ use regatta_comm::DType;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ActivationOps, LinearShape, LossOps, Norm, NormGrads, NormInputGrad, NormOps, NormSaved,
+    ActivationOps, CrossEntropyArgs, LinearArgs, LinearShape, LossOps, NormArgs, NormBackwardArgs,
+    NormInputGrad, NormOps,
 };
 use crate::tensor::{View, ViewMut};
 
@@ -97,53 +98,32 @@ pub trait Fp8Ops: NormOps + ActivationOps + LossOps {
     }
 
     /// `y = x weightᵀ + bias`. The gradient of the input is that of the weight's columns as rows.
-    fn linear_fp8(
-        &self,
-        _shape: LinearShape,
-        _x: Fp8Rows<'_>,
-        _weight: Fp8Rows<'_>,
-        _bias: Option<View<'_>>,
-        _y: ViewMut<'_>,
-    ) {
+    fn linear_fp8(&self, _args: LinearArgs<'_, Fp8Rows<'_>>) {
         no_fp8()
     }
 
     /// [`NormOps::add_norm`], with `y` in fp8.
-    #[allow(clippy::too_many_arguments, reason = "a fused kernel has the arguments of all")]
     fn add_norm_fp8(
         &self,
-        norm: Norm,
-        x: View<'_>,
+        mut args: NormArgs<'_>,
         delta: View<'_>,
-        weight: View<'_>,
-        bias: Option<View<'_>>,
         sum: ViewMut<'_>,
-        mut y: ViewMut<'_>,
-        mean_rstd: ViewMut<'_>,
         y_fp8: Fp8RowsMut<'_>,
     ) {
-        self.add_norm(norm, x, delta, weight, bias, sum, y.reborrow(), mean_rstd);
-        self.quantize_rows(y.view(), y_fp8, None);
+        self.add_norm(NormArgs { y: args.y.reborrow(), ..args }, delta, sum);
+        self.quantize_rows(args.y.view(), y_fp8, None);
     }
 
     /// [`NormOps::norm_backward`], with the copy of the input's gradient in fp8, or with the gradient itself
     /// if there is no copy.
-    fn norm_backward_fp8(
-        &self,
-        norm: Norm,
-        saved: NormSaved<'_>,
-        dy: View<'_>,
-        input_grad: NormInputGrad<'_>,
-        grads: NormGrads<'_>,
-        dx_fp8: Fp8RowsMut<'_>,
-    ) {
-        let NormInputGrad { mut dx, mut copy, column_sums } = input_grad;
-        let own = NormInputGrad {
+    fn norm_backward_fp8(&self, args: NormBackwardArgs<'_>, dx_fp8: Fp8RowsMut<'_>) {
+        let NormInputGrad { mut dx, mut copy, column_sums } = args.input_grad;
+        let input_grad = NormInputGrad {
             dx: dx.reborrow(),
             copy: copy.as_mut().map(ViewMut::reborrow),
             column_sums,
         };
-        self.norm_backward(norm, saved, dy, own, grads);
+        self.norm_backward(NormBackwardArgs { input_grad, ..args });
         let operand = copy.as_ref().map_or(dx.view(), ViewMut::view);
         self.quantize_rows(operand, dx_fp8, None);
     }
@@ -166,18 +146,10 @@ pub trait Fp8Ops: NormOps + ActivationOps + LossOps {
         self.quantize_rows(dy.view(), dy_fp8, None);
     }
 
-    /// [`LossOps::cross_entropy`], with the gradient of the logits in fp8.
-    fn cross_entropy_fp8(
-        &self,
-        targets: View<'_>,
-        vocab: usize,
-        mut logits: ViewMut<'_>,
-        grad_scale: f64,
-        loss: ViewMut<'_>,
-        dlogits_fp8: Fp8RowsMut<'_>,
-    ) {
-        self.cross_entropy(targets, vocab, logits.reborrow(), Some(grad_scale), loss);
-        self.quantize_rows(logits.view(), dlogits_fp8, None);
+    /// [`LossOps::cross_entropy`] with a gradient, which is also written in fp8.
+    fn cross_entropy_fp8(&self, mut args: CrossEntropyArgs<'_>, dlogits_fp8: Fp8RowsMut<'_>) {
+        self.cross_entropy(CrossEntropyArgs { logits: args.logits.reborrow(), ..args });
+        self.quantize_rows(args.logits.view(), dlogits_fp8, None);
     }
 }
 

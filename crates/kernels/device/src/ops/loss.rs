@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::tensor::{View, ViewMut};
+use crate::tensor::{View, ViewMut, row_count};
 
 /// Partial cross-entropy of a row over some columns of its logits.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -39,29 +39,69 @@ pub fn merge_partials(
     CrossEntropyPartial { max, sum_exp, target_logit }
 }
 
+/// Elements of a row of `elements` logits, `vocab` and padding.
+///
+/// # Panics
+/// If the rows have fewer.
+pub fn logit_row_len(elements: usize, rows: usize, vocab: usize) -> usize {
+    let row_len = row_count(elements, rows);
+    assert!(vocab <= row_len, "rows of {row_len} elements have no logits of {vocab} tokens");
+    row_len
+}
+
+/// Arguments of [`LossOps::cross_entropy`].
+#[derive(Debug)]
+pub struct CrossEntropyArgs<'a> {
+    /// Target tokens.
+    pub targets: View<'a>,
+    /// Tokens that have logits.
+    pub vocab: usize,
+    /// Rows of logits.
+    pub logits: ViewMut<'a>,
+    /// Factor of the gradient.
+    pub grad_scale: Option<f64>,
+    /// Scalar that losses are added to.
+    pub loss: ViewMut<'a>,
+}
+
+/// Arguments of [`LossOps::cross_entropy_partials`].
+#[derive(Debug)]
+pub struct CrossEntropyPartialsArgs<'a> {
+    /// Target tokens.
+    pub targets: View<'a>,
+    /// Tokens that have logits.
+    pub vocab: Range<usize>,
+    /// Rows of logits.
+    pub logits: View<'a>,
+    /// Three elements per row.
+    pub partials: ViewMut<'a>,
+}
+
+/// Arguments of [`LossOps::cross_entropy_backward`].
+#[derive(Debug)]
+pub struct CrossEntropyBackwardArgs<'a> {
+    /// Target tokens.
+    pub targets: View<'a>,
+    /// Tokens that have logits.
+    pub vocab: Range<usize>,
+    /// Merged partials of all columns.
+    pub merged: View<'a>,
+    /// Rows of logits.
+    pub logits: ViewMut<'a>,
+    /// Factor of the gradient.
+    pub grad_scale: f64,
+}
+
 /// Cross-entropy. Targets have [`super::TOKEN_DTYPE`]. Rows of logits may be padded to more elements than
 /// there are tokens: padding is not read, and its gradient is 0.
 pub trait LossOps {
     /// Adds the cross-entropies of the rows of `logits` to the scalar `loss`; the first `vocab` elements of a
     /// row are logits. With `grad_scale`, `logits` are replaced by their gradient times the scale.
-    fn cross_entropy(
-        &self,
-        targets: View<'_>,
-        vocab: usize,
-        logits: ViewMut<'_>,
-        grad_scale: Option<f64>,
-        loss: ViewMut<'_>,
-    );
+    fn cross_entropy(&self, args: CrossEntropyArgs<'_>);
 
     /// Partial cross-entropy of each row over the logits of `vocab`, some tokens. `partials` receives three
     /// elements per row, as in [`CrossEntropyPartial`].
-    fn cross_entropy_partials(
-        &self,
-        targets: View<'_>,
-        vocab: Range<usize>,
-        logits: View<'_>,
-        partials: ViewMut<'_>,
-    );
+    fn cross_entropy_partials(&self, args: CrossEntropyPartialsArgs<'_>);
 
     /// Merges several sets of partials, each of all rows, into `merged`. Adds the cross-entropies to the
     /// scalar `loss`, for callers whose partials include all columns.
@@ -74,14 +114,7 @@ pub trait LossOps {
 
     /// Replaces `logits` of `vocab`, some tokens, by their gradient times `grad_scale`, given the merged
     /// partials of all columns.
-    fn cross_entropy_backward(
-        &self,
-        targets: View<'_>,
-        vocab: Range<usize>,
-        merged: View<'_>,
-        logits: ViewMut<'_>,
-        grad_scale: f64,
-    );
+    fn cross_entropy_backward(&self, args: CrossEntropyBackwardArgs<'_>);
 }
 
 #[cfg(test)]

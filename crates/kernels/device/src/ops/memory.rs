@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use regatta_comm::{DType, Event, MemorySpace};
 
-use crate::tensor::{Tensor, View, ViewMut};
+use crate::tensor::{Tensor, View, ViewMut, row_count};
 use crate::{DeviceError, HostTensor};
 
 /// Data type of token ids and positions.
@@ -63,6 +63,42 @@ pub struct ArenaOverflow {
     pub free: u64,
     /// The largest contiguous part of them.
     pub largest_free: u64,
+}
+
+/// Columns of a row-major matrix.
+#[derive(Debug, Clone)]
+pub struct ColumnRange {
+    /// Elements of a row.
+    pub row_len: usize,
+    /// The columns.
+    pub columns: Range<usize>,
+}
+
+impl ColumnRange {
+    /// All columns of rows with this many elements.
+    pub fn all(row_len: usize) -> Self {
+        Self { row_len, columns: 0..row_len }
+    }
+
+    /// The elements of a row.
+    pub fn of_row(&self, row: usize) -> Range<usize> {
+        row * self.row_len + self.columns.start..row * self.row_len + self.columns.end
+    }
+}
+
+/// Number of rows of which columns are copied; 0 without columns.
+///
+/// # Panics
+/// If columns are out of bounds, or row counts differ.
+pub fn column_copy_rows(x: View<'_>, from: &ColumnRange, y: View<'_>, to: &ColumnRange) -> usize {
+    if from.columns.is_empty() {
+        return 0;
+    }
+    let in_bounds = |range: &ColumnRange| range.columns.end <= range.row_len;
+    assert!(in_bounds(from) && in_bounds(to), "columns are out of bounds");
+    let rows = row_count(x.len(), from.row_len);
+    assert_eq!(rows, row_count(y.len(), to.row_len), "row counts differ");
+    rows
 }
 
 /// Memory of a device.
@@ -142,7 +178,9 @@ pub trait DeviceMemory: Send + Sync {
     }
 
     /// Allocates zeros.
-    fn zeros(&self, elements: usize, dtype: DType) -> Tensor;
+    fn zeros(&self, elements: usize, dtype: DType) -> Tensor {
+        Tensor::zeros(elements, dtype)
+    }
 
     /// Allocates zeros of the master dtype.
     fn zeros_master(&self, elements: usize) -> Tensor {
@@ -194,13 +232,21 @@ pub trait DeviceMemory: Send + Sync {
     /// Copies between tensors, converting the dtype.
     fn copy(&self, from: View<'_>, to: ViewMut<'_>);
 
+    /// Copies columns of `x` into as many columns of `y`, converting the dtype. Other columns are unchanged.
+    fn copy_columns(&self, x: View<'_>, from: ColumnRange, y: ViewMut<'_>, to: ColumnRange);
+
     /// Copies a range of columns of `x`, whose rows have `row_len` elements, into `y`, whose rows have
-    /// just these columns. Converts the dtype.
-    fn copy_from_columns(&self, x: View<'_>, row_len: usize, cols: Range<usize>, y: ViewMut<'_>);
+    /// just these columns.
+    fn copy_from_columns(&self, x: View<'_>, row_len: usize, cols: Range<usize>, y: ViewMut<'_>) {
+        let to = ColumnRange::all(cols.len());
+        self.copy_columns(x, ColumnRange { row_len, columns: cols }, y, to);
+    }
 
     /// Copies the rows of `x` into a range of columns of `y`, whose rows have `row_len` elements.
-    /// Other columns are unchanged.
-    fn copy_to_columns(&self, x: View<'_>, y: ViewMut<'_>, row_len: usize, cols: Range<usize>);
+    fn copy_to_columns(&self, x: View<'_>, y: ViewMut<'_>, row_len: usize, cols: Range<usize>) {
+        let from = ColumnRange::all(cols.len());
+        self.copy_columns(x, from, y, ColumnRange { row_len, columns: cols });
+    }
 
     /// Fills with a value.
     fn fill(&self, value: f64, x: ViewMut<'_>);
@@ -211,10 +257,17 @@ pub trait DeviceMemory: Send + Sync {
     }
 
     /// Copies token ids or positions from host memory to a tensor of [`TOKEN_DTYPE`].
-    fn copy_tokens_from_host(&self, from: &[u32], to: ViewMut<'_>);
+    fn copy_tokens_from_host(&self, from: &[u32], to: ViewMut<'_>) {
+        let to = to.as_slice::<i32>();
+        assert_eq!(from.len(), to.len(), "tensor lengths differ");
+        // Vocabularies are far smaller than an i32.
+        to.iter_mut().zip(from).for_each(|(to, from)| *to = *from as i32);
+    }
 
     /// Waits for all operations so far and reads scalars of [`SCALAR_DTYPE`].
-    fn read_scalars(&self, scalars: View<'_>) -> Result<Vec<f64>, DeviceError>;
+    fn read_scalars(&self, scalars: View<'_>) -> Result<Vec<f64>, DeviceError> {
+        Ok(scalars.as_slice().to_vec())
+    }
 
     /// Waits for all operations so far. Returns the first error of any operation.
     fn synchronize(&self) -> Result<(), DeviceError> {

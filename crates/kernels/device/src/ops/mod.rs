@@ -15,20 +15,26 @@ mod optimizer;
 
 pub use activation::ActivationOps;
 pub use attention::{
-    AttentionChunkSaved, AttentionChunkShape, AttentionDropout, AttentionOps, AttentionSaved,
-    AttentionShape, RopeDirection,
+    AttentionArgs, AttentionBackwardArgs, AttentionChunkArgs, AttentionChunkBackwardArgs,
+    AttentionChunkShape, AttentionDropout, AttentionOps, AttentionSaved, AttentionShape,
+    DecodeAttentionArgs, RopeArgs, RopeDirection,
 };
 pub use elementwise::ElementwiseOps;
-pub use embedding::EmbeddingOps;
+pub use embedding::{EmbeddingBackwardArgs, EmbeddingOps, PositionBackwardArgs, positioned_rows};
 pub use fp8::{FP8_DTYPE, FP8_SCALE_DTYPE, Fp8, Fp8Ops, Fp8Rows, Fp8RowsMut};
 pub use graph::{Graph, GraphMasks, GraphOps};
-pub use linear::{LinearOps, LinearShape};
-pub use loss::{CrossEntropyPartial, LossOps, merge_partials};
-pub use memory::{
-    ArenaOverflow, ArenaUse, DeviceMemory, GPU_MAX_LOGITS, KernelTime, MemoryUse, SCALAR_DTYPE,
-    TOKEN_DTYPE, TimeMark,
+pub use linear::{
+    LinearArgs, LinearBackwardInputArgs, LinearBackwardWeightArgs, LinearOps, LinearShape,
 };
-pub use norm::{Norm, NormGrads, NormInputGrad, NormOps, NormSaved};
+pub use loss::{
+    CrossEntropyArgs, CrossEntropyBackwardArgs, CrossEntropyPartial, CrossEntropyPartialsArgs,
+    LossOps, logit_row_len, merge_partials,
+};
+pub use memory::{
+    ArenaOverflow, ArenaUse, ColumnRange, DeviceMemory, GPU_MAX_LOGITS, KernelTime, MemoryUse,
+    SCALAR_DTYPE, TOKEN_DTYPE, TimeMark, column_copy_rows,
+};
+pub use norm::{Norm, NormArgs, NormBackwardArgs, NormInputGrad, NormOps};
 pub use optimizer::{OptimizerOps, OptimizerState};
 
 macro_rules! device {

@@ -13,24 +13,42 @@ pub enum Norm {
     Rms { eps: f64 },
 }
 
-/// Inputs of a norm's backward pass from the forward pass.
-#[derive(Debug, Clone, Copy)]
-pub struct NormSaved<'a> {
+/// Arguments of [`NormOps::norm`].
+#[derive(Debug)]
+pub struct NormArgs<'a> {
+    /// Kind.
+    pub norm: Norm,
+    /// Input.
+    pub x: View<'a>,
+    /// Weight.
+    pub weight: View<'a>,
+    /// Bias, if there is one.
+    pub bias: Option<View<'a>>,
+    /// Output.
+    pub y: ViewMut<'a>,
+    /// Mean and rstd of each row.
+    pub mean_rstd: ViewMut<'a>,
+}
+
+/// Arguments of [`NormOps::norm_backward`].
+#[derive(Debug)]
+pub struct NormBackwardArgs<'a> {
+    /// Kind.
+    pub norm: Norm,
     /// Input.
     pub x: View<'a>,
     /// Weight.
     pub weight: View<'a>,
     /// Mean and rstd of each row.
     pub mean_rstd: View<'a>,
-}
-
-/// Parameter gradients of a norm.
-#[derive(Debug)]
-pub struct NormGrads<'a> {
-    /// Of the weight.
-    pub weight: ViewMut<'a>,
-    /// Of the bias, if there is one.
-    pub bias: Option<ViewMut<'a>>,
+    /// Gradient of the output.
+    pub dy: View<'a>,
+    /// Gradient of the input.
+    pub input_grad: NormInputGrad<'a>,
+    /// Gradient of the weight, to which it is added.
+    pub dweight: ViewMut<'a>,
+    /// Gradient of the bias, if there is one.
+    pub dbias: Option<ViewMut<'a>>,
 }
 
 /// Gradient of the input of a norm, which is the residual stream.
@@ -56,40 +74,14 @@ impl<'a> NormInputGrad<'a> {
 pub trait NormOps: ElementwiseOps {
     /// `y = norm(x) * weight + bias` of rows as long as `weight`. `mean_rstd` receives two elements per
     /// row: mean (0 for RMSNorm) and reciprocal standard deviation.
-    fn norm(
-        &self,
-        norm: Norm,
-        x: View<'_>,
-        weight: View<'_>,
-        bias: Option<View<'_>>,
-        y: ViewMut<'_>,
-        mean_rstd: ViewMut<'_>,
-    );
+    fn norm(&self, args: NormArgs<'_>);
 
     /// `sum = x + delta`, then the norm of `sum`.
-    #[allow(clippy::too_many_arguments, reason = "a fused kernel has the arguments of both")]
-    fn add_norm(
-        &self,
-        norm: Norm,
-        x: View<'_>,
-        delta: View<'_>,
-        weight: View<'_>,
-        bias: Option<View<'_>>,
-        mut sum: ViewMut<'_>,
-        y: ViewMut<'_>,
-        mean_rstd: ViewMut<'_>,
-    ) {
-        self.add(x, delta, sum.reborrow());
-        self.norm(norm, sum.view(), weight, bias, y, mean_rstd);
+    fn add_norm(&self, args: NormArgs<'_>, delta: View<'_>, mut sum: ViewMut<'_>) {
+        self.add(args.x, delta, sum.reborrow());
+        self.norm(NormArgs { x: sum.view(), ..args });
     }
 
     /// Accumulates into the gradients of the input and of the parameters.
-    fn norm_backward(
-        &self,
-        norm: Norm,
-        saved: NormSaved<'_>,
-        dy: View<'_>,
-        input_grad: NormInputGrad<'_>,
-        grads: NormGrads<'_>,
-    );
+    fn norm_backward(&self, args: NormBackwardArgs<'_>);
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::optimizer::{AdamW, Sgd};
+use crate::optimizer::{AdamW, Sgd, clip_coefficient};
 use crate::tensor::{View, ViewMut};
 
 /// What an optimizer step reads and updates: flat buffers of equal length.
@@ -37,7 +37,10 @@ pub trait OptimizerOps {
         copies: f64,
         max_norm: f64,
         to: ViewMut<'_>,
-    );
+    ) {
+        let sum = sum_of_squares.as_slice::<f64>()[0] / copies;
+        to.as_slice::<f64>()[0] = clip_coefficient(sum, max_norm);
+    }
 
     /// One AdamW step.
     fn adamw(&self, config: &AdamW, state: OptimizerState<'_>);

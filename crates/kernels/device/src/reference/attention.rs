@@ -1,22 +1,16 @@
 //! Causal attention, head by head.
 
 use super::Reference;
-use super::attention_chunk::{Query, check_chunk};
+use super::attention_chunk::Query;
 use crate::ops::{
-    AttentionChunkSaved, AttentionChunkShape, AttentionDropout, AttentionOps, AttentionSaved,
-    AttentionShape, RopeDirection,
+    AttentionArgs, AttentionBackwardArgs, AttentionChunkArgs, AttentionChunkBackwardArgs,
+    AttentionDropout, AttentionOps, AttentionShape, DecodeAttentionArgs, RopeArgs, RopeDirection,
 };
 use crate::tensor::{View, ViewMut};
 
 impl AttentionOps for Reference {
-    fn attention(
-        &self,
-        shape: AttentionShape,
-        qkv: View<'_>,
-        dropout: Option<AttentionDropout>,
-        y: ViewMut<'_>,
-        lse: ViewMut<'_>,
-    ) {
+    fn attention(&self, args: AttentionArgs<'_>) {
+        let AttentionArgs { shape, qkv, dropout, y, lse } = args;
         let (qkv, y, lse) = (qkv.as_slice(), y.as_slice(), lse.as_slice::<f64>());
         y.fill(0.0);
         for (b, h) in (0..shape.batch).flat_map(|b| (0..shape.heads).map(move |h| (b, h))) {
@@ -37,14 +31,8 @@ impl AttentionOps for Reference {
         }
     }
 
-    fn attention_backward(
-        &self,
-        shape: AttentionShape,
-        saved: AttentionSaved<'_>,
-        dropout: Option<AttentionDropout>,
-        dy: View<'_>,
-        dqkv: ViewMut<'_>,
-    ) {
+    fn attention_backward(&self, args: AttentionBackwardArgs<'_>) {
+        let AttentionBackwardArgs { shape, saved, dropout, dy, dqkv } = args;
         let (qkv, dy, dqkv) = (saved.qkv.as_slice(), dy.as_slice::<f64>(), dqkv.as_slice());
         dqkv.fill(0.0);
         let scale = 1.0 / (shape.head_dim as f64).sqrt();
@@ -69,17 +57,11 @@ impl AttentionOps for Reference {
         }
     }
 
-    fn attention_chunk(
-        &self,
-        shape: AttentionChunkShape,
-        q: View<'_>,
-        kv: View<'_>,
-        dropout: Option<AttentionDropout>,
-        y: ViewMut<'_>,
-        lse: ViewMut<'_>,
-    ) {
-        let (q, kv, y, lse) = (q.as_slice(), kv.as_slice(), y.as_slice(), lse.as_slice());
-        check_chunk(shape, q, kv, y, lse);
+    fn attention_chunk(&self, args: AttentionChunkArgs<'_>) {
+        let AttentionChunkArgs { shape, q, kv, dropout, y, lse } = args;
+        shape.check_lengths(q.len(), kv.len(), y.len(), lse.len());
+        let (q, kv) = (q.as_slice::<f64>(), kv.as_slice::<f64>());
+        let (y, lse) = (y.as_slice::<f64>(), lse.as_slice::<f64>());
         let d = shape.head_dim;
         for query in Query::all(shape).filter(|query| !query.keys.is_empty()) {
             let (probabilities, new) = softmax(query.scores(q, kv));
@@ -98,20 +80,12 @@ impl AttentionOps for Reference {
         }
     }
 
-    fn attention_chunk_backward(
-        &self,
-        shape: AttentionChunkShape,
-        saved: AttentionChunkSaved<'_>,
-        dropout: Option<AttentionDropout>,
-        dy: View<'_>,
-        dq: ViewMut<'_>,
-        dkv: ViewMut<'_>,
-    ) {
-        let (dy, dq, dkv) = (dy.as_slice::<f64>(), dq.as_slice(), dkv.as_slice());
-        let (q, kv) = (saved.q.as_slice::<f64>(), saved.kv.as_slice::<f64>());
-        let (y, lse) = (saved.y.as_slice::<f64>(), saved.lse.as_slice::<f64>());
-        check_chunk(shape, q, kv, y, lse);
-        assert_eq!((dy.len(), dq.len(), dkv.len()), (y.len(), q.len(), kv.len()));
+    fn attention_chunk_backward(&self, args: AttentionChunkBackwardArgs<'_>) {
+        let AttentionChunkBackwardArgs { shape, q, kv, y, lse, dropout, dy, dq, dkv } = args;
+        shape.check_lengths(q.len(), kv.len(), y.len(), lse.len());
+        shape.check_lengths(dq.len(), dkv.len(), dy.len(), lse.len());
+        let [q, kv, y, lse, dy] = [q, kv, y, lse, dy].map(View::as_slice::<f64>);
+        let [dq, dkv] = [dq, dkv].map(ViewMut::as_slice::<f64>);
         let (d, scale) = (shape.head_dim, 1.0 / (shape.head_dim as f64).sqrt());
         for query in Query::all(shape) {
             let local = query.elements.clone();
@@ -130,14 +104,8 @@ impl AttentionOps for Reference {
         }
     }
 
-    fn decode_attention(
-        &self,
-        shape: AttentionShape,
-        q: View<'_>,
-        keys: View<'_>,
-        values: View<'_>,
-        y: ViewMut<'_>,
-    ) {
+    fn decode_attention(&self, args: DecodeAttentionArgs<'_>) {
+        let DecodeAttentionArgs { shape, q, keys, values, y } = args;
         let (q, y) = (q.as_slice::<f64>(), y.as_slice::<f64>());
         let (keys, values) = (keys.as_slice::<f64>(), values.as_slice::<f64>());
         let (d, row) = (shape.head_dim, shape.kv_heads * shape.head_dim);
@@ -154,14 +122,8 @@ impl AttentionOps for Reference {
         }
     }
 
-    fn apply_rope(
-        &self,
-        shape: AttentionShape,
-        theta: f64,
-        positions: View<'_>,
-        direction: RopeDirection,
-        qkv: ViewMut<'_>,
-    ) {
+    fn apply_rope(&self, args: RopeArgs<'_>) {
+        let RopeArgs { shape, theta, positions, direction, qkv } = args;
         let positions = positions.as_slice::<i32>();
         assert_eq!(positions.len(), shape.seq_len);
         let half = shape.head_dim / 2;

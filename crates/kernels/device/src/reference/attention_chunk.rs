@@ -49,9 +49,3 @@ impl Query {
         dropout_factor(dropout, [sequence, head, query, key])
     }
 }
-
-pub fn check_chunk(shape: AttentionChunkShape, q: &[f64], kv: &[f64], y: &[f64], lse: &[f64]) {
-    assert_eq!([q.len(), y.len()], [shape.rows() * shape.out_dim(); 2]);
-    assert_eq!(kv.len(), shape.kv_rows() * shape.kv_dim());
-    assert_eq!(lse.len(), shape.rows() * shape.heads);
-}

@@ -1,7 +1,7 @@
 //! Token and position embeddings.
 
 use super::Reference;
-use crate::ops::EmbeddingOps;
+use crate::ops::{EmbeddingBackwardArgs, EmbeddingOps, PositionBackwardArgs, positioned_rows};
 use crate::tensor::{View, ViewMut};
 
 impl EmbeddingOps for Reference {
@@ -18,13 +18,8 @@ impl EmbeddingOps for Reference {
         }
     }
 
-    fn embedding_backward(
-        &self,
-        tokens: View<'_>,
-        first: usize,
-        dy: View<'_>,
-        dtable: ViewMut<'_>,
-    ) {
+    fn embedding_backward(&self, args: EmbeddingBackwardArgs<'_>) {
+        let EmbeddingBackwardArgs { tokens, first, dy, dtable } = args;
         let tokens = tokens.as_slice::<i32>();
         let (dy, dtable) = (dy.as_slice::<f64>(), dtable.as_slice::<f64>());
         let dim = row_len(dy.len(), tokens);
@@ -38,22 +33,17 @@ impl EmbeddingOps for Reference {
     fn add_position_embedding(&self, dim: usize, pos: View<'_>, table: View<'_>, y: ViewMut<'_>) {
         let pos = pos.as_slice::<i32>();
         let (table, y) = (table.as_slice::<f64>(), y.as_slice::<f64>());
-        assert!(y.len().is_multiple_of(dim * pos.len()));
+        positioned_rows(y.len(), dim, pos.len());
         for (y, position) in y.chunks_exact_mut(dim).zip(pos.iter().cycle()) {
             (0..dim).for_each(|i| y[i] += table[*position as usize * dim + i]);
         }
     }
 
-    fn position_embedding_backward(
-        &self,
-        dim: usize,
-        positions: View<'_>,
-        dy: View<'_>,
-        dtable: ViewMut<'_>,
-    ) {
+    fn position_embedding_backward(&self, args: PositionBackwardArgs<'_>) {
+        let PositionBackwardArgs { dim, positions, dy, dtable } = args;
         let positions = positions.as_slice::<i32>();
         let (dy, dtable) = (dy.as_slice::<f64>(), dtable.as_slice::<f64>());
-        assert!(dy.len().is_multiple_of(dim * positions.len()));
+        positioned_rows(dy.len(), dim, positions.len());
         for (dy, position) in dy.chunks_exact(dim).zip(positions.iter().cycle()) {
             (0..dim).for_each(|i| dtable[*position as usize * dim + i] += dy[i]);
         }

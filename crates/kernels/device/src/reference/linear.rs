@@ -1,21 +1,17 @@
 //! Linear layers.
 
 use super::Reference;
-use crate::ops::{LinearOps, LinearShape};
-use crate::tensor::{View, ViewMut};
+use crate::ops::{
+    LinearArgs, LinearBackwardInputArgs, LinearBackwardWeightArgs, LinearOps, LinearShape,
+};
+use crate::tensor::View;
 
 impl LinearOps for Reference {
-    fn linear(
-        &self,
-        shape: LinearShape,
-        x: View<'_>,
-        weight: View<'_>,
-        bias: Option<View<'_>>,
-        y: ViewMut<'_>,
-    ) {
-        let (x, weight, y) = (x.as_slice(), weight.as_slice(), y.as_slice());
+    fn linear(&self, args: LinearArgs<'_>) {
+        let LinearArgs { shape, x, weight, bias, y } = args;
+        shape.check_lengths(x.len(), weight.len(), y.len());
+        let (x, weight, y) = (x.as_slice::<f64>(), weight.as_slice::<f64>(), y.as_slice::<f64>());
         let bias = bias.map(View::as_slice::<f64>);
-        check(shape, x, weight, y);
         let LinearShape { rows, inputs, outputs } = shape;
         for row in 0..rows {
             for out in 0..outputs {
@@ -25,16 +21,11 @@ impl LinearOps for Reference {
         }
     }
 
-    fn linear_backward_input(
-        &self,
-        shape: LinearShape,
-        dy: View<'_>,
-        weight: View<'_>,
-        dx: ViewMut<'_>,
-        accumulate: bool,
-    ) {
-        let (dy, weight, dx) = (dy.as_slice(), weight.as_slice(), dx.as_slice());
-        check(shape, dx, weight, dy);
+    fn linear_backward_input(&self, args: LinearBackwardInputArgs<'_>) {
+        let LinearBackwardInputArgs { shape, dy, weight, dx, accumulate } = args;
+        shape.check_lengths(dx.len(), weight.len(), dy.len());
+        let (dy, weight, dx) =
+            (dy.as_slice::<f64>(), weight.as_slice::<f64>(), dx.as_slice::<f64>());
         let LinearShape { rows, inputs, outputs } = shape;
         for row in 0..rows {
             for i in 0..inputs {
@@ -45,16 +36,10 @@ impl LinearOps for Reference {
         }
     }
 
-    fn linear_backward_weight(
-        &self,
-        shape: LinearShape,
-        x: View<'_>,
-        dy: View<'_>,
-        dweight: ViewMut<'_>,
-        dbias: Option<ViewMut<'_>>,
-    ) {
-        let (x, dy, dweight) = (x.as_slice(), dy.as_slice(), dweight.as_slice());
-        check(shape, x, dweight, dy);
+    fn linear_backward_weight(&self, args: LinearBackwardWeightArgs<'_>) {
+        let LinearBackwardWeightArgs { shape, x, dy, dweight, dbias } = args;
+        shape.check_lengths(x.len(), dweight.len(), dy.len());
+        let (x, dy, dweight) = (x.as_slice::<f64>(), dy.as_slice(), dweight.as_slice::<f64>());
         let LinearShape { rows, inputs, outputs } = shape;
         for row in 0..rows {
             for out in 0..outputs {
@@ -72,10 +57,4 @@ pub fn add_column_sums(x: &[f64], sums: &mut [f64]) {
     for row in x.chunks_exact(sums.len()) {
         sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
     }
-}
-
-fn check(shape: LinearShape, x: &[f64], weight: &[f64], y: &[f64]) {
-    assert_eq!(x.len(), shape.rows * shape.inputs);
-    assert_eq!(weight.len(), shape.outputs * shape.inputs);
-    assert_eq!(y.len(), shape.rows * shape.outputs);
 }

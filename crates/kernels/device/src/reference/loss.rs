@@ -3,18 +3,15 @@
 use std::ops::Range;
 
 use super::Reference;
-use crate::ops::{CrossEntropyPartial, LossOps, merge_partials};
+use crate::ops::{
+    CrossEntropyArgs, CrossEntropyBackwardArgs, CrossEntropyPartial, CrossEntropyPartialsArgs,
+    LossOps, merge_partials,
+};
 use crate::tensor::{View, ViewMut};
 
 impl LossOps for Reference {
-    fn cross_entropy(
-        &self,
-        targets: View<'_>,
-        vocab: usize,
-        logits: ViewMut<'_>,
-        grad_scale: Option<f64>,
-        loss: ViewMut<'_>,
-    ) {
+    fn cross_entropy(&self, args: CrossEntropyArgs<'_>) {
+        let CrossEntropyArgs { targets, vocab, logits, grad_scale, loss } = args;
         let (targets, loss) = (targets.as_slice::<i32>(), &mut loss.as_slice::<f64>()[0]);
         let logits = logits.as_slice::<f64>();
         let row_len = logits.len() / targets.len();
@@ -29,13 +26,8 @@ impl LossOps for Reference {
         }
     }
 
-    fn cross_entropy_partials(
-        &self,
-        targets: View<'_>,
-        vocab: Range<usize>,
-        logits: View<'_>,
-        partials: ViewMut<'_>,
-    ) {
+    fn cross_entropy_partials(&self, args: CrossEntropyPartialsArgs<'_>) {
+        let CrossEntropyPartialsArgs { targets, vocab, logits, partials } = args;
         let targets = targets.as_slice::<i32>();
         let (logits, partials) = (logits.as_slice::<f64>(), partials.as_slice::<f64>());
         let row_len = logits.len() / targets.len();
@@ -69,14 +61,8 @@ impl LossOps for Reference {
         loss.into_iter().for_each(|loss| loss.as_slice::<f64>()[0] += sum);
     }
 
-    fn cross_entropy_backward(
-        &self,
-        targets: View<'_>,
-        vocab: Range<usize>,
-        merged: View<'_>,
-        logits: ViewMut<'_>,
-        grad_scale: f64,
-    ) {
+    fn cross_entropy_backward(&self, args: CrossEntropyBackwardArgs<'_>) {
+        let CrossEntropyBackwardArgs { targets, vocab, merged, logits, grad_scale } = args;
         let targets = targets.as_slice::<i32>();
         let (merged, logits) = (merged.as_slice::<f64>(), logits.as_slice::<f64>());
         let row_len = logits.len() / targets.len();

@@ -11,8 +11,6 @@ mod memory;
 mod norm;
 mod optimizer;
 
-pub use memory::copy_tokens;
-
 use crate::Fp8Ops;
 
 /// The reference device. All dtypes are f64.

@@ -2,19 +2,12 @@
 
 use super::Reference;
 use super::linear::add_column_sums;
-use crate::ops::{Norm, NormGrads, NormInputGrad, NormOps, NormSaved};
+use crate::ops::{Norm, NormArgs, NormBackwardArgs, NormInputGrad, NormOps};
 use crate::tensor::{View, ViewMut};
 
 impl NormOps for Reference {
-    fn norm(
-        &self,
-        norm: Norm,
-        x: View<'_>,
-        weight: View<'_>,
-        bias: Option<View<'_>>,
-        y: ViewMut<'_>,
-        mean_rstd: ViewMut<'_>,
-    ) {
+    fn norm(&self, args: NormArgs<'_>) {
+        let NormArgs { norm, x, weight, bias, y, mean_rstd } = args;
         let (x, weight, y) = (x.as_slice::<f64>(), weight.as_slice::<f64>(), y.as_slice::<f64>());
         let (bias, mean_rstd) = (bias.map(View::as_slice::<f64>), mean_rstd.as_slice::<f64>());
         let dim = weight.len();
@@ -34,19 +27,12 @@ impl NormOps for Reference {
         }
     }
 
-    fn norm_backward(
-        &self,
-        norm: Norm,
-        saved: NormSaved<'_>,
-        dy: View<'_>,
-        input_grad: NormInputGrad<'_>,
-        grads: NormGrads<'_>,
-    ) {
-        let NormInputGrad { dx, copy, column_sums } = input_grad;
-        let NormSaved { x, weight, mean_rstd } = saved;
+    fn norm_backward(&self, args: NormBackwardArgs<'_>) {
+        let NormInputGrad { dx, copy, column_sums } = args.input_grad;
+        let NormBackwardArgs { norm, x, weight, mean_rstd, dy, .. } = args;
         let [x, weight, mean_rstd, dy] = [x, weight, mean_rstd, dy].map(View::as_slice::<f64>);
-        let [dx, dweight] = [dx, grads.weight].map(ViewMut::as_slice::<f64>);
-        let mut dbias = grads.bias.map(ViewMut::as_slice::<f64>);
+        let [dx, dweight] = [dx, args.dweight].map(ViewMut::as_slice::<f64>);
+        let mut dbias = args.dbias.map(ViewMut::as_slice::<f64>);
         let dim = weight.len();
         for (row, x) in x.chunks_exact(dim).enumerate() {
             let local = row * dim..(row + 1) * dim;

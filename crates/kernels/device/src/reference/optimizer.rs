@@ -2,21 +2,10 @@
 
 use super::Reference;
 use crate::ops::{OptimizerOps, OptimizerState};
-use crate::optimizer::{AdamW, AdamWFactors, Sgd, clip_coefficient, split_by_decay};
-use crate::tensor::{View, ViewMut};
+use crate::optimizer::{AdamW, AdamWFactors, Sgd, split_by_decay};
+use crate::tensor::ViewMut;
 
 impl OptimizerOps for Reference {
-    fn clip_coefficient(
-        &self,
-        sum_of_squares: View<'_>,
-        copies: f64,
-        max_norm: f64,
-        to: ViewMut<'_>,
-    ) {
-        let sum = sum_of_squares.as_slice::<f64>()[0] / copies;
-        to.as_slice::<f64>()[0] = clip_coefficient(sum, max_norm);
-    }
-
     fn adamw(&self, config: &AdamW, state: OptimizerState<'_>) {
         let OptimizerState { grad, grad_scale, moment1, moment2, param, decayed, .. } = state;
         let [m, v, p] = [moment1, moment2, param].map(ViewMut::as_slice::<f64>);

@@ -43,7 +43,6 @@ pub(crate) use convert::{Element, round_to_bf16};
 
 use std::ops::Range;
 
-use super::{Epilogue, GemmShape};
 use aligned_lines::{AlignedLines, WORDS};
 use epilogue::Accumulators;
 
@@ -51,7 +50,6 @@ use epilogue::Accumulators;
 #[derive(Debug, Default)]
 pub struct GemmScratch {
     packed_a: AlignedLines,
-    packed_b: PackedB,
     acc: Box<Accumulators>,
     /// f32 sums of a block of the output.
     sums: AlignedLines,
@@ -134,23 +132,4 @@ impl<'a> From<&'a PackedB> for PackedBView<'a> {
     fn from(packed: &'a PackedB) -> Self {
         Self { packed, first: 0, k: packed.k, n: packed.n }
     }
-}
-
-/// GEMM. f32 operands are rounded to bf16.
-///
-/// # Panics
-/// If an operand is too short, or the CPU does not support the kernel.
-pub fn gemm(
-    kernel: Kernel,
-    shape: GemmShape,
-    a: MatrixSlice<'_>,
-    b: MatrixSlice<'_>,
-    epilogue: Epilogue<'_>,
-    c: MatrixSliceMut<'_>,
-    scratch: &mut GemmScratch,
-) {
-    let mut packed = std::mem::take(&mut scratch.packed_b);
-    packed.pack(kernel, shape.k, shape.n, b);
-    gemm_packed(shape.m, a, (&packed).into(), epilogue, c, scratch);
-    scratch.packed_b = packed;
 }

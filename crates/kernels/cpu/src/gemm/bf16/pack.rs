@@ -169,39 +169,40 @@ pub fn pack_b_parallel(
         }
         let out = out.from(columns.start / WORDS * stride + ks.start / DEPTH * WORDS);
         // SAFETY: parts are disjoint.
-        unsafe { pack_part(kernel, b, ks, columns, stride, out) };
+        unsafe { pack_lanes(kernel, b, ks, columns, PackedLayout::B { stride }, out) };
     });
 }
 
 /// Packs all columns of B.
 pub fn pack_b(kernel: Kernel, b: &MatrixSlice<'_>, [k, n]: [usize; 2], out: &mut [CacheLine]) {
+    let layout = PackedLayout::B { stride: panel_stride(k) };
     // SAFETY: `out` is borrowed mutably.
-    unsafe { pack_part(kernel, b, 0..k, 0..n, panel_stride(k), LinesPtr::new(out)) };
+    unsafe { pack_lanes(kernel, b, 0..k, 0..n, layout, LinesPtr::new(out)) };
 }
 
-/// Packs some columns of B, from the start of a panel on, and a part of their depth, from the start of a block
-/// on.
+/// Packs some lanes, from the start of a panel on, and a part of their depth, from the start of a block on. The
+/// lanes are columns of `b`: for A, it is transposed.
 ///
 /// # Safety
-/// Nothing else may access this part of the panels.
-unsafe fn pack_part(
+/// Nothing else may access the lines that these lanes are packed into.
+unsafe fn pack_lanes(
     kernel: Kernel,
     b: &MatrixSlice<'_>,
     ks: Range<usize>,
-    columns: Range<usize>,
-    stride: usize,
+    lanes: Range<usize>,
+    layout: PackedLayout,
     out: LinesPtr,
 ) {
     let source = PackSource {
         elements: b.elements,
-        first: columns.start * b.column_stride + ks.start * b.row_stride,
-        lanes: columns.len(),
+        first: lanes.start * b.column_stride + ks.start * b.row_stride,
+        lanes: lanes.len(),
         lane_stride: b.column_stride,
         k: ks.len(),
         k_stride: b.row_stride,
     };
     // SAFETY: the caller's promise.
-    unsafe { dispatch(kernel, &source, PackedLayout::B { stride }, out) };
+    unsafe { dispatch(kernel, &source, layout, out) };
 }
 
 /// Packs some rows and columns of A, or returns them in place if the kernel can read them there.
@@ -220,8 +221,9 @@ pub fn pack_a(
     let widened_lines = if blocking.widen_a { 2 * packed.lines } else { 0 };
     let lines = lines.at_least(packed.lines + widened_lines);
     let (lines, widened) = lines.split_at_mut(packed.lines);
+    let layout = PackedLayout::A { stride: packed.stride };
     // SAFETY: the lines are borrowed mutably.
-    unsafe { pack_rows(kernel, a, rows, ks, packed.stride, LinesPtr::new(lines)) };
+    unsafe { pack_lanes(kernel, &a.transposed(), ks, rows, layout, LinesPtr::new(lines)) };
     if widened.is_empty() {
         return packed_panel(lines, packed.stride, 1);
     }
@@ -240,30 +242,6 @@ fn packed_rows(blocking: &Blocking, rows: usize, depth: usize) -> PackedRows {
     // over the cache sets. It is a multiple of sixteen, so that full blocks fit.
     let stride = (rows + blocking.tile_rows - 1 + 47) / 64 * 64 + 16;
     PackedRows { lines: depth.div_ceil(DEPTH) * stride, stride }
-}
-
-/// Packs some rows and columns of A.
-///
-/// # Safety
-/// Nothing else may access the lines.
-unsafe fn pack_rows(
-    kernel: Kernel,
-    a: &MatrixSlice<'_>,
-    rows: Range<usize>,
-    ks: Range<usize>,
-    stride: usize,
-    out: LinesPtr,
-) {
-    let source = PackSource {
-        elements: a.elements,
-        first: rows.start * a.row_stride + ks.start * a.column_stride,
-        lanes: rows.len(),
-        lane_stride: a.row_stride,
-        k: ks.len(),
-        k_stride: a.column_stride,
-    };
-    // SAFETY: the caller's promise.
-    unsafe { dispatch(kernel, &source, PackedLayout::A { stride }, out) };
 }
 
 /// A, packed once for tasks that multiply the same rows by different columns of B.
@@ -290,10 +268,11 @@ impl PackedA {
         let packed = packed_rows(&kernel.blocking(), rows, k);
         (self.block_lines, self.stride) = (packed.lines, packed.stride);
         let out = LinesPtr::new(self.lines.at_least(row_blocks.len() * packed.lines));
+        let (columns, layout) = (a.transposed(), PackedLayout::A { stride: packed.stride });
         parallel_for(row_blocks.len(), &|at| {
-            let out = out.from(at * packed.lines);
+            let (rows, out) = (row_blocks[at].clone(), out.from(at * packed.lines));
             // SAFETY: blocks are disjoint.
-            unsafe { pack_rows(kernel, a, row_blocks[at].clone(), 0..k, packed.stride, out) };
+            unsafe { pack_lanes(kernel, &columns, 0..k, rows, layout, out) };
         });
     }
 

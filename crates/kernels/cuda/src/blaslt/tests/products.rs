@@ -4,7 +4,9 @@ use half::bf16;
 use regatta_comm::gpu_runtime::Vendor;
 use regatta_comm::{DType, Element};
 use regatta_device::LinearOps;
-use regatta_device::ops::LinearShape;
+use regatta_device::ops::{
+    LinearArgs, LinearBackwardInputArgs, LinearBackwardWeightArgs, LinearShape,
+};
 use regatta_device::reference::Reference;
 use regatta_device::tensor::{View, ViewMut};
 
@@ -55,13 +57,13 @@ fn forward_adds_the_bias() {
     let [x, weight, bias, _] = tensors();
     let mut expected = vec![0.0f64; SHAPE.rows * SHAPE.outputs];
     let (wide_x, wide_weight, wide_bias) = (wide(&x), wide(&weight), wide(&bias));
-    Reference.linear(
-        SHAPE,
-        View::from_slice(&wide_x),
-        View::from_slice(&wide_weight),
-        Some(View::from_slice(&wide_bias)),
-        ViewMut::from_slice(&mut expected),
-    );
+    Reference.linear(LinearArgs {
+        shape: SHAPE,
+        x: View::from_slice(&wide_x),
+        weight: View::from_slice(&wide_weight),
+        bias: Some(View::from_slice(&wide_bias)),
+        y: ViewMut::from_slice(&mut expected),
+    });
     for fake in fakes() {
         let mut y = vec![f32::NAN; expected.len()];
         let gemm = Gemm::forward(SHAPE, DType::F32, DType::F32);
@@ -102,13 +104,13 @@ fn input_gradients_are_stored_or_added() {
     {
         let (mut dx, mut expected) = (x.clone(), wide(&x));
         let (wide_dy, wide_weight) = (wide(&dy), wide(&weight));
-        Reference.linear_backward_input(
-            SHAPE,
-            View::from_slice(&wide_dy),
-            View::from_slice(&wide_weight),
-            ViewMut::from_slice(&mut expected),
+        Reference.linear_backward_input(LinearBackwardInputArgs {
+            shape: SHAPE,
+            dy: View::from_slice(&wide_dy),
+            weight: View::from_slice(&wide_weight),
+            dx: ViewMut::from_slice(&mut expected),
             accumulate,
-        );
+        });
         let gemm = Gemm::backward_input(SHAPE, DType::F32, DType::F32).accumulate(accumulate);
         let args = GemmArgs::new(ptr(&weight), ptr(&dy), Ptr(dx.as_mut_ptr() as u64));
         fake.run(gemm, &args).unwrap();
@@ -122,13 +124,13 @@ fn weight_gradients_of_bf16_are_added_in_f32() {
     for fake in fakes() {
         let (mut dweight, mut expected) = (weight.clone(), wide(&weight));
         let (wide_x, wide_dy) = (wide(&x), wide(&dy));
-        Reference.linear_backward_weight(
-            SHAPE,
-            View::from_slice(&wide_x),
-            View::from_slice(&wide_dy),
-            ViewMut::from_slice(&mut expected),
-            None,
-        );
+        Reference.linear_backward_weight(LinearBackwardWeightArgs {
+            shape: SHAPE,
+            x: View::from_slice(&wide_x),
+            dy: View::from_slice(&wide_dy),
+            dweight: ViewMut::from_slice(&mut expected),
+            dbias: None,
+        });
         let (x, dy) = (to_bf16(&x), to_bf16(&dy));
         let gemm = Gemm::backward_weight(SHAPE, DType::Bf16, DType::F32);
         let args = GemmArgs::new(ptr(&x), ptr(&dy), Ptr(dweight.as_mut_ptr() as u64));

@@ -8,7 +8,7 @@ use std::ptr::null_mut;
 
 use half::bf16;
 use regatta_device::AttentionOps;
-use regatta_device::ops::{AttentionSaved, AttentionShape};
+use regatta_device::ops::{AttentionArgs, AttentionBackwardArgs, AttentionSaved, AttentionShape};
 use regatta_device::reference::Reference;
 use regatta_device::tensor::{View, ViewMut};
 
@@ -47,12 +47,22 @@ impl Tensors {
         let mut lse = vec![0.0; rows * shape.heads];
         let mut dqkv = vec![0.0; qkv.len()];
         let input = View::from_slice(&qkv_f64);
-        let outputs = (ViewMut::from_slice(&mut y), ViewMut::from_slice(&mut lse));
-        Reference.attention(shape, input, None, outputs.0, outputs.1);
+        Reference.attention(AttentionArgs {
+            shape,
+            qkv: input,
+            dropout: None,
+            y: ViewMut::from_slice(&mut y),
+            lse: ViewMut::from_slice(&mut lse),
+        });
         let saved =
             AttentionSaved { qkv: input, y: View::from_slice(&y), lse: View::from_slice(&lse) };
-        let grad = ViewMut::from_slice(&mut dqkv);
-        Reference.attention_backward(shape, saved, None, View::from_slice(&dy_f64), grad);
+        Reference.attention_backward(AttentionBackwardArgs {
+            shape,
+            saved,
+            dropout: None,
+            dy: View::from_slice(&dy_f64),
+            dqkv: ViewMut::from_slice(&mut dqkv),
+        });
         Self { qkv, dy, y, lse, dqkv }
     }
 
