@@ -6,9 +6,13 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use regatta_discover::systems;
-use regatta_doctor::simulated::healthy_job;
 use regatta_doctor::{JobFacts, judge};
 use regatta_model::document;
+
+use simulated::healthy_job;
+
+#[path = "../../../crates/doctor/tests/simulated/mod.rs"]
+mod simulated;
 
 fn main() -> Result<()> {
     let nodes: u32 = match std::env::args().nth(1) {
