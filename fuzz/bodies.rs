@@ -16,7 +16,8 @@ use regatta_events::status;
 use regatta_fabric::net::handle::Handle;
 use regatta_fabric::net::hello::Hello;
 use regatta_fabric::net::{CONTROL_BYTES, ClearToSend};
-use regatta_launch::agents::agent_state::{AgentInput, AgentState, AgentTimeouts};
+use regatta_launch::agents::agent_state::{AgentInput, AgentState};
+use regatta_launch::agents::bootstrap_document::JobTimeouts;
 use regatta_launch::agents::message::{Downstream, Registration, Upstream, decode};
 use regatta_launch::agents::node_table::{NodeTable, TableInput};
 use regatta_launch::agents::tree::Tree;
@@ -299,7 +300,7 @@ fn agent_message(data: &[u8]) {
     let hosts: Vec<String> = (0..4).map(|n| format!("n{n}")).collect();
     let registration = Registration { node: 0, machine: String::new(), port: None };
     let (grace, join) = (Duration::from_secs(10), Duration::from_secs(60));
-    let timeouts = AgentTimeouts { grace, join, rejoin: grace };
+    let timeouts = JobTimeouts { grace, join, lost_after: grace };
     let mut agent = AgentState::new(registration, Tree { nodes: 4, fan_out: 2 }, timeouts, now);
     let mut table = NodeTable::new(&hosts, grace);
     agent.handle(AgentInput::Connected(0u8), now);

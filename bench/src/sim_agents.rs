@@ -7,10 +7,10 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-use regatta_launch::agents::agent_state::{AgentInput, AgentOutput, AgentState, AgentTimeouts};
-use regatta_launch::agents::bootstrap_document::{JobTimeouts, REJOIN_TIMEOUT};
+use regatta_launch::agents::agent_state::{AgentInput, AgentOutput, AgentState};
+use regatta_launch::agents::bootstrap_document::JobTimeouts;
 use regatta_launch::agents::message::{Registration, decode, encode};
-use regatta_launch::agents::tree::{Parent, Tree};
+use regatta_launch::agents::tree::Tree;
 use regatta_launch::lines::MergedLine;
 use regatta_launch::worker_group::JobEvent;
 use regatta_model::result::RankExit;
@@ -70,8 +70,6 @@ impl SimAgents {
     pub fn new(nodes: &[u32], config: SimConfig) -> io::Result<Self> {
         let now = Instant::now();
         let mut net = Reactor::new(config.secret.clone(), config.times.timing())?;
-        let JobTimeouts { grace, join, .. } = config.times;
-        let timeouts = AgentTimeouts { grace, join, rejoin: REJOIN_TIMEOUT };
         let (mut agents, mut listeners) = (Vec::new(), HashMap::new());
         for &node in nodes {
             if config.tree.has_children(node) {
@@ -79,7 +77,7 @@ impl SimAgents {
                 listeners.insert(listener, agents.len());
             }
             let registration = Registration { node, machine: config.machine.clone(), port: None };
-            let state = AgentState::new(registration, config.tree, timeouts, now);
+            let state = AgentState::new(registration, config.tree, config.times, now);
             agents.push(SimAgent { state, connecting: None, left: false });
         }
         let (conns, events) = (HashMap::new(), Vec::new());
@@ -158,8 +156,8 @@ impl SimAgents {
         match output {
             AgentOutput::Connect(above) => {
                 let conn = self.net.connect(match above {
-                    Parent::Root => self.config.root,
-                    Parent::Node(node) => SocketAddr::new(address(node), self.config.port),
+                    None => self.config.root,
+                    Some(node) => SocketAddr::new(address(node), self.config.port),
                 });
                 self.conns.insert(conn, agent);
                 self.agents[agent].connecting = Some(conn);

@@ -7,9 +7,13 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use regatta_benchmarks::number_argument;
 use regatta_discover::systems;
-use regatta_doctor::simulated::healthy_job;
 use regatta_doctor::{JobFacts, judge};
 use regatta_model::document;
+
+use simulated::healthy_job;
+
+#[path = "../../../crates/doctor/tests/simulated/mod.rs"]
+mod simulated;
 
 fn main() -> Result<()> {
     let nodes = number_argument(1, 1000)?;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use regatta_model::{Core, CpuSet, L3Group, NumaNode, Package, UsableResources};
 
+use crate::procfs;
 use crate::sysroot::Sysroot;
 
 const CPU: &str = "/sys/devices/system/cpu";
@@ -97,13 +98,8 @@ fn numa_nodes(root: &Sysroot, online: &CpuSet) -> Vec<NumaNode> {
     ids.into_iter().map(node).collect()
 }
 
-/// `MemTotal` of a meminfo file: `Node 0 MemTotal:  263 kB`, or without the node.
 fn memory(root: &Sysroot, path: &str) -> u64 {
-    let kib = root.read_text(path).and_then(|text| {
-        let line = text.lines().find(|l| l.contains("MemTotal:"))?;
-        line.split("MemTotal:").nth(1)?.split_whitespace().next()?.parse::<u64>().ok()
-    });
-    kib.unwrap_or(0).saturating_mul(1024)
+    root.read_text(path).and_then(|text| procfs::memory(&text, "MemTotal:")).unwrap_or(0)
 }
 
 fn l3_groups(root: &Sysroot, online: &CpuSet) -> Vec<L3Group> {
@@ -168,52 +164,25 @@ fn cores(
 }
 
 fn usable_resources(root: &Sysroot, online: CpuSet) -> UsableResources {
-    let cgroup = Cgroup::find(root);
     let narrower = |set: &CpuSet| !online.is_subset(set);
-    let read = |what: &str| cgroup.as_ref().and_then(|cgroup| cgroup.read(root, what));
-    let (cgroup, memory_nodes) = (read("cpus").filter(narrower), read("mems"));
+    let (cgroup, memory_nodes) = (cpuset(root, "cpus").filter(narrower), cpuset(root, "mems"));
     let affinity = affinity(root).filter(narrower);
     UsableResources { affinity, cgroup, memory_nodes, online, gpus: None }
 }
 
-/// The cpuset cgroup of this process.
-struct Cgroup {
-    /// Mount point of the hierarchy.
-    mount: &'static str,
-    /// Path of the process's cgroup below it.
-    path: String,
-}
-
-impl Cgroup {
-    /// From `/proc/self/cgroup`: `4:cpuset:/slurm/job_1/step_0` (v1) or `0::/user.slice` (v2).
-    fn find(root: &Sysroot) -> Option<Self> {
-        let text = root.read_text("/proc/self/cgroup")?;
-        let path_of = |controller: &str| {
-            let mut lines = text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
-            let line = lines.find(|(names, _)| names.split(',').any(|c| c == controller));
-            line.map(|(_, path)| path.to_owned())
-        };
-        let v1 = path_of("cpuset").map(|path| Cgroup { mount: "/sys/fs/cgroup/cpuset", path });
-        v1.or_else(|| path_of("").map(|path| Cgroup { mount: "/sys/fs/cgroup", path }))
-    }
-
-    /// The effective `cpus` or `mems` of the innermost cgroup that has them: the controller may be
-    /// disabled further down, and in a container the path may lead outside of the mount.
-    fn read(&self, root: &Sysroot, what: &str) -> Option<CpuSet> {
-        let names = [
-            format!("cpuset.{what}.effective"),
-            format!("cpuset.effective_{what}"),
-            format!("cpuset.{what}"),
-        ];
-        let mut path = self.path.trim_end_matches('/').to_owned();
-        loop {
-            let set = names.iter().find_map(|n| list(root, &format!("{}{path}/{n}", self.mount)));
-            if let Some(set) = set.filter(|s| !s.is_empty()) {
-                return Some(set);
-            }
-            path.truncate(path.rfind('/')?);
-        }
-    }
+/// The effective `cpus` or `mems` of the innermost cgroup that has them: the controller may be disabled
+/// further down, and in a container the path may lead outside of the mount.
+fn cpuset(root: &Sysroot, what: &str) -> Option<CpuSet> {
+    let names = [
+        format!("cpuset.{what}.effective"),
+        format!("cpuset.effective_{what}"),
+        format!("cpuset.{what}"),
+    ];
+    let of_dir = |dir: String| {
+        let set = names.iter().find_map(|name| list(root, &format!("{dir}/{name}")));
+        set.filter(|set| !set.is_empty())
+    };
+    procfs::cgroup_dirs(root, "cpuset").into_iter().find_map(of_dir)
 }
 
 /// The CPU affinity of this process, or of the recorded one.

@@ -19,6 +19,7 @@ mod nic;
 mod os;
 mod pci;
 mod pcie;
+pub mod procfs;
 mod software;
 mod sysroot;
 pub mod systems;

@@ -4,6 +4,7 @@ use regatta_model::Os;
 use regatta_model::machine::HugePages;
 
 use crate::env::Env;
+use crate::procfs;
 use crate::sysroot::Sysroot;
 
 /// Reads all of them.
@@ -64,11 +65,8 @@ fn container(root: &Sysroot, env: &Env) -> Option<String> {
 /// Outer `None`: unknown; inner `None`: unlimited.
 fn memlock(root: &Sysroot) -> Option<Option<u64>> {
     let limits = root.read_text("/proc/self/limits")?;
-    let line = limits.lines().find_map(|l| l.strip_prefix("Max locked memory"))?;
-    match line.split_whitespace().next()? {
-        "unlimited" => Some(None),
-        bytes => bytes.parse().ok().map(Some),
-    }
+    let (soft, _) = procfs::limit(&limits, "Max locked memory")?;
+    Some((soft != u64::MAX).then_some(soft))
 }
 
 fn shm(root: &Sysroot) -> Option<u64> {

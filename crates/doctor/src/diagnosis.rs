@@ -76,58 +76,6 @@ pub enum Check {
     Speed,
 }
 
-impl Check {
-    /// All checks, in the order of the report.
-    pub const ALL: [Self; 20] = [
-        Self::Nodes,
-        Self::Gpus,
-        Self::GpuHealth,
-        Self::PeerToPeer,
-        Self::Nics,
-        Self::NicErrors,
-        Self::Mtu,
-        Self::Reachability,
-        Self::Bandwidth,
-        Self::Clocks,
-        Self::FileSystems,
-        Self::FileSystemSpeed,
-        Self::SharedMemory,
-        Self::Limits,
-        Self::Memory,
-        Self::DeviceFiles,
-        Self::Versions,
-        Self::NetPlugin,
-        Self::Leftovers,
-        Self::Speed,
-    ];
-
-    /// The name in reports and of `--skip`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Nodes => "nodes",
-            Self::Gpus => "gpus",
-            Self::GpuHealth => "gpu-health",
-            Self::PeerToPeer => "peer-to-peer",
-            Self::Nics => "nics",
-            Self::NicErrors => "nic-errors",
-            Self::Mtu => "mtu",
-            Self::Reachability => "reachability",
-            Self::Bandwidth => "bandwidth",
-            Self::Clocks => "clocks",
-            Self::FileSystems => "file-systems",
-            Self::FileSystemSpeed => "file-system-speed",
-            Self::SharedMemory => "shared-memory",
-            Self::Limits => "limits",
-            Self::Memory => "memory",
-            Self::DeviceFiles => "device-files",
-            Self::Versions => "versions",
-            Self::NetPlugin => "net-plugin",
-            Self::Leftovers => "leftovers",
-            Self::Speed => "speed",
-        }
-    }
-}
-
 /// A defect of one or more nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
@@ -139,6 +87,13 @@ pub struct Finding {
     pub reason: String,
     /// What to do about it.
     pub fix: String,
+}
+
+impl Finding {
+    /// A defect of one node.
+    pub(crate) fn of(verdict: Verdict, host: &str, reason: String, fix: &str) -> Self {
+        Self { verdict, hosts: vec![host.to_owned()], reason, fix: fix.to_owned() }
+    }
 }
 
 /// The result of a check over all nodes.
@@ -178,7 +133,7 @@ pub struct Diagnosis {
     pub bad_nodes: Vec<String>,
     /// The scheduler's option that excludes the bad nodes; `None` without bad nodes or scheduler.
     pub exclude: Option<String>,
-    /// The checks, in the order of [`Check::ALL`].
+    /// The checks, in the order of [`Check::all`].
     pub checks: Vec<CheckResult>,
     /// Facts that could not be collected, with the host and the reason.
     pub notes: Vec<String>,

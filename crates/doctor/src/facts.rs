@@ -101,7 +101,9 @@ pub struct NicHealth {
 }
 
 /// Use of a directory by jobs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum DirectoryUse {
     /// The working directory, with the run folder.
@@ -113,11 +115,12 @@ pub enum DirectoryUse {
     /// Caches of compiled kernels.
     Cache,
     /// A directory of `--path`.
+    #[default]
     Given,
 }
 
 /// A file system that jobs write to.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct FileSystem {
     /// The directory.
     pub path: String,

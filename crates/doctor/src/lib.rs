@@ -13,9 +13,15 @@ pub mod peers;
 pub mod plugin;
 pub mod repetition;
 pub mod request;
-pub mod simulated;
+#[cfg(test)]
+#[path = "../tests/simulated/mod.rs"]
+mod simulated;
 #[cfg(test)]
 mod testing;
+
+// The module `simulated` names this crate as benchmarks and other crates' tests do.
+#[cfg(test)]
+extern crate self as regatta_doctor;
 
 pub use diagnosis::{Check, CheckResult, Diagnosis, Finding, Verdict};
 pub use facts::{JobFacts, NodeFacts};

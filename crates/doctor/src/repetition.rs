@@ -12,8 +12,7 @@ const MEASURED: [Check; 3] = [Check::Bandwidth, Check::Speed, Check::FileSystemS
 
 /// The tests that are to be repeated, if any.
 pub fn tests_to_repeat(facts: &JobFacts, tests: &NodeTests) -> Option<NodeTests> {
-    let skip: BTreeSet<Check> =
-        Check::ALL.into_iter().filter(|check| !MEASURED.contains(check)).collect();
+    let skip: BTreeSet<Check> = Check::all().filter(|check| !MEASURED.contains(check)).collect();
     let diagnosis = judge(facts, &skip);
     let is_bad = |check: Check| {
         diagnosis.checks.iter().any(|c| c.check == check && c.verdict >= Verdict::Warn)

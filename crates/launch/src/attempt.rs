@@ -7,6 +7,7 @@ use std::sync::Arc;
 use regatta_model::run_folder::{self, EnvVar, JobEnvironment, machine_name};
 use regatta_model::{CpuSet, document, hostlist};
 use regatta_place::environment::Rendezvous;
+pub use regatta_place::environment::var as env_var;
 
 use crate::config::JobConfig;
 use crate::cpu_binding::Binding;
@@ -72,11 +73,6 @@ impl AttemptRank {
 /// The setting of a variable, without the reason.
 pub fn setting(EnvVar { variable, value, .. }: &EnvVar) -> EnvSetting {
     (variable.clone(), value.clone())
-}
-
-/// A variable with its reason.
-pub fn env_var(variable: &str, value: impl ToString, why: &str) -> EnvVar {
-    EnvVar { variable: variable.to_owned(), value: Some(value.to_string()), why: why.to_owned() }
 }
 
 impl AttemptSpec {

@@ -11,7 +11,7 @@ use crate::attempt::AttemptSpec;
 use crate::config::JobConfig;
 use crate::discovery::Discovery;
 use crate::error::{LaunchError, Result};
-use crate::job::{self, AttemptOutcome, JobAttempt};
+use crate::job::{self, AttemptOutcome};
 use crate::job_host::JobHost;
 use crate::launch_target::{AgentConnector, AgentTarget, LaunchTarget, LocalTarget};
 use crate::node_pool::NodePool;
@@ -153,17 +153,12 @@ impl JobDriver<'_, '_> {
             part.start(&attempt, self.folder).map_err(LaunchError::Part)?;
         }
         attempt.write_to(self.folder)?;
-        let job = JobAttempt {
-            command: self.config.workload.user_command(),
-            hosts: attempt.hosts(),
-            limits: self.config.limits(),
-            attempt: number,
-        };
         let workers = target.start(&attempt, self.observer)?;
         let folder = self.folder.path().to_owned();
         self.observer.on_status(&JobStatus::Started { attempt: &attempt, folder: &folder });
         let mut workers = ObservedWorkers { workers, parts: self.parts.as_mut_slice() };
-        let mut outcome = job::run(&job, &mut workers, self.folder, self.host, self.observer);
+        let Self { config, folder, host, observer, .. } = self;
+        let mut outcome = job::run(config, &attempt, &mut workers, folder, *host, *observer);
         self.conclude(&mut outcome.result)?;
         Ok(outcome)
     }

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant, SystemTime};
 use regatta_model::result::{RankExit, RankFailure, RunResult, STOPPED_EARLY};
 use regatta_model::run_folder::{Record, RunEvent};
 
+use crate::attempt::AttemptSpec;
+use crate::config::JobConfig;
 use crate::job_host::JobHost;
 use crate::lines::{LineMerger, MergedLine};
 use crate::process::StartError;
@@ -14,21 +16,8 @@ use crate::reaper;
 use crate::run_folder::RunFolder;
 use crate::signal_dedup::{NodeSignalDedup, SignalSource};
 use crate::status::{JobObserver, JobStatus};
-use crate::supervisor::{JobLimits, Supervisor, SupervisorAction, SupervisorInput};
+use crate::supervisor::{Supervisor, SupervisorInput};
 use crate::worker_group::{JobEvent, RankControl, WorkerGroup};
-
-/// One attempt of a job.
-#[derive(Debug)]
-pub struct JobAttempt {
-    /// Command of the ranks.
-    pub command: Vec<String>,
-    /// Host of each rank.
-    pub hosts: Vec<String>,
-    /// Timeouts.
-    pub limits: JobLimits,
-    /// Number of restarts so far.
-    pub attempt: u32,
-}
 
 /// Outcome of an attempt.
 #[derive(Debug)]
@@ -57,7 +46,8 @@ const SIGNAL_INTERVAL: Duration = Duration::from_millis(5);
 const START_FAILED: RankExit = RankExit::Exit(StartError::EXIT_CODE as i32);
 
 struct AttemptDriver<'a> {
-    job: &'a JobAttempt,
+    config: &'a JobConfig,
+    attempt: &'a AttemptSpec,
     workers: &'a mut dyn WorkerGroup,
     folder: &'a mut RunFolder,
     host: &'a mut dyn JobHost,
@@ -81,14 +71,16 @@ struct AttemptDriver<'a> {
 
 /// Runs one attempt of a job until it is finished. `host` may hold earlier signals.
 pub fn run(
-    job: &JobAttempt,
+    config: &JobConfig,
+    attempt: &AttemptSpec,
     workers: &mut dyn WorkerGroup,
     folder: &mut RunFolder,
     host: &mut dyn JobHost,
     observer: &mut dyn JobObserver,
 ) -> AttemptOutcome {
+    let ranks = attempt.ranks.len() as u32;
     let mut driver = AttemptDriver {
-        supervisor: Supervisor::new(job.hosts.len() as u32, job.limits, host.running_time()),
+        supervisor: Supervisor::new(ranks, config.limits(), host.running_time()),
         lines: LineMerger::new(MERGE_WINDOW),
         tails: BTreeMap::new(),
         rank_states: BTreeMap::new(),
@@ -101,12 +93,14 @@ pub fn run(
         unobserved: Vec::new(),
         killing: false,
         start: host.now(),
-        job,
+        config,
+        attempt,
         workers,
         folder,
         host,
     };
-    let launched = RunEvent::Launched { attempt: job.attempt, command: job.command.clone() };
+    let command = config.workload.user_command();
+    let launched = RunEvent::Launched { attempt: attempt.number, command };
     driver.record(None, launched);
     driver.run(observer);
     driver.outcome()
@@ -245,7 +239,7 @@ impl AttemptDriver<'_> {
 
     fn append_log(&mut self, rank: u32, stderr: bool, bytes: &[u8]) {
         if !bytes.is_empty() {
-            let warning = self.folder.append_log(self.job.attempt, rank, stderr, bytes);
+            let warning = self.folder.append_log(self.attempt.number, rank, stderr, bytes);
             warning.into_iter().for_each(|warning| self.warn(warning));
         }
     }
@@ -278,25 +272,17 @@ impl AttemptDriver<'_> {
     }
 
     fn supervise(&mut self, input: SupervisorInput) {
-        for action in self.supervisor.handle(input, self.host.running_time()) {
-            match action {
-                SupervisorAction::SignalRanks(signal) => {
+        for control in self.supervisor.handle(input, self.host.running_time()) {
+            match control {
+                RankControl::Signal(signal) | RankControl::Terminate(signal) => {
                     self.record(None, RunEvent::SignalSent { signal });
-                    self.workers.control(RankControl::Signal(signal));
                 }
-                SupervisorAction::Terminate(signal) => {
-                    self.record(None, RunEvent::SignalSent { signal });
-                    self.workers.control(RankControl::Terminate(signal));
+                RankControl::Kill if !std::mem::replace(&mut self.killing, true) => {
+                    self.record(None, RunEvent::Killed);
                 }
-                SupervisorAction::Kill => {
-                    if !std::mem::replace(&mut self.killing, true) {
-                        self.record(None, RunEvent::Killed);
-                    }
-                    self.workers.control(RankControl::Kill);
-                }
-                SupervisorAction::QueryState => self.workers.control(RankControl::QueryState),
-                SupervisorAction::Finish => {}
+                RankControl::Kill | RankControl::QueryState => {}
             }
+            self.workers.control(control);
         }
     }
 
@@ -314,7 +300,9 @@ impl AttemptDriver<'_> {
     }
 
     fn outcome(self) -> AttemptOutcome {
-        let host = |rank: u32| self.job.hosts.get(rank as usize).cloned().unwrap_or_default();
+        let host = |rank: u32| {
+            self.attempt.ranks.get(rank as usize).map(|rank| rank.host.clone()).unwrap_or_default()
+        };
         let first_failure = self.supervisor.first_failure();
         let failure = first_failure.map(|(rank, exit)| RankFailure {
             rank,
@@ -325,10 +313,10 @@ impl AttemptDriver<'_> {
         });
         let seconds = self.since(self.start).as_secs_f64();
         let result = RunResult {
-            command: self.job.command.clone(),
-            ranks: self.job.hosts.len() as u32,
+            command: self.config.workload.user_command(),
+            ranks: self.attempt.ranks.len() as u32,
             exit_code: self.supervisor.code(),
-            restarts: self.job.attempt,
+            restarts: self.attempt.number,
             reason: self.reason(failure.as_ref()),
             failure,
             hang: self.supervisor.hang.as_ref().map(|_| self.rank_states.clone()),
@@ -350,7 +338,7 @@ impl AttemptDriver<'_> {
             (_, _, Some(cause)) if self.supervisor.check_failed => cause.clone(),
             (Some(_), _, Some(cause)) => cause.clone(),
             (Some(RankFailure { rank, host, exit, .. }), ..) => {
-                let failed = if self.job.hosts.len() == 1 { "failed" } else { "failed first" };
+                let failed = if self.attempt.ranks.len() == 1 { "failed" } else { "failed first" };
                 format!("rank {rank} on {host} {failed}: {exit}")
             }
             (None, ..) if self.supervisor.code() == STOPPED_EARLY => {

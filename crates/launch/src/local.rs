@@ -2,19 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::process::Child;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use regatta_model::result::RankExit;
 use regatta_wire::clock;
 
 use crate::event_queue::{EventQueue, Notify};
-use crate::lines::MergedLine;
 use crate::proc_stat::{OomCounter, cpu_ticks, describe_state};
 use crate::process::{self, OpenFilesLimit, RankSpec, SpawnedRank, StartError};
 use crate::run_folder::{LogFolder, RunFolderError};
 use crate::signals::is_termination_signal;
-use crate::stdio::{self, ControlEvent, Log, Output, StreamId};
+use crate::stdio::{self, ControlEvent, Events, Log, StreamId};
 use crate::worker_group::{JobEvent, RankControl, WorkerGroup};
 use regatta_model::run_folder::log_name;
 
@@ -69,7 +67,7 @@ pub struct LocalOptions {
 /// The ranks of this node.
 pub struct LocalWorkers {
     running: BTreeMap<u32, Child>,
-    queue: Arc<EventQueue<ControlEvent, Output>>,
+    queue: Events,
     events: VecDeque<JobEvent>,
     tails: BTreeMap<u32, VecDeque<String>>,
     /// Failed ranks whose last lines are not yet reported.
@@ -183,27 +181,22 @@ impl LocalWorkers {
             ControlEvent::StreamClosed(rank) => {
                 self.open_streams.entry(rank).and_modify(|n| *n = n.saturating_sub(1));
             }
-            ControlEvent::LostPeer { rank, peer } => {
-                self.events.push_back(JobEvent::LostPeer { rank, peer });
-            }
-            ControlEvent::OutputLost(warning) => self.events.push_back(JobEvent::Warning(warning)),
+            ControlEvent::Job(event) => self.events.push_back(event),
         }
     }
 
-    fn handle_output(&mut self, output: Output) {
+    fn handle_output(&mut self, output: JobEvent) {
         self.last_output = Some(clock::now());
-        self.events.push_back(match output {
-            Output::Line { rank, stderr, text } => {
-                let tail = self.tails.entry(rank).or_default();
+        if let JobEvent::Line(line) = &output {
+            for rank in &line.ranks {
+                let tail = self.tails.entry(*rank).or_default();
                 if tail.len() == TAIL_LINES {
                     tail.pop_front();
                 }
-                tail.push_back(text.clone());
-                JobEvent::Line(MergedLine::of(rank, stderr, text))
+                tail.push_back(line.text.clone());
             }
-            Output::Bytes { rank, stderr, bytes } => JobEvent::Output { rank, stderr, bytes },
-            Output::Frame { rank, bytes } => JobEvent::Frame { rank, bytes },
-        });
+        }
+        self.events.push_back(output);
     }
 
     /// Reaps an exited rank. Its process ID stays reserved until then.

@@ -96,11 +96,6 @@ impl NodePool {
         &self.excluded
     }
 
-    /// Excludes nodes whose agents never connected.
-    pub fn on_missing(&mut self, nodes: &[usize], why: &str) -> PoolUpdate {
-        self.exclude(nodes, why)
-    }
-
     /// Selects the nodes for the next attempt after a failure.
     pub fn on_failure(&mut self, cause: FailureCause) -> PoolUpdate {
         let suspect = self.suspect.take();
@@ -120,7 +115,7 @@ impl NodePool {
     }
 
     /// Excludes nodes permanently.
-    fn exclude(&mut self, nodes: &[usize], why: &str) -> PoolUpdate {
+    pub fn exclude(&mut self, nodes: &[usize], why: &str) -> PoolUpdate {
         // All of them first, so that a spare lost at the same time is not used.
         for &node in nodes {
             let known = self.active.contains(&node) || self.spares.contains(&node);
@@ -191,7 +186,7 @@ mod tests {
     #[test]
     fn without_a_spare_nodes_are_dropped_down_to_the_minimum() {
         let mut pool = NodePool::new(4, 1, Some(2)).unwrap();
-        let update = pool.on_missing(&[0, 2], "no answer");
+        let update = pool.exclude(&[0, 2], "no answer");
         let changes =
             vec![NodeChange::Replaced { failed: 0, spare: 3 }, NodeChange::Dropped { failed: 2 }];
         assert_eq!(update, PoolUpdate::Changed(changes));
@@ -207,7 +202,7 @@ mod tests {
         assert_eq!(update, PoolUpdate::Changed(vec![NodeChange::Replaced { failed: 0, spare: 3 }]));
         assert_eq!(pool.active(), [3, 1]);
         let mut pool = NodePool::new(3, 1, None).unwrap();
-        let update = pool.on_missing(&[2], "no answer");
+        let update = pool.exclude(&[2], "no answer");
         assert_eq!(update, PoolUpdate::Unchanged, "only a spare is missing");
         assert!(pool.spares().is_empty());
         assert!(matches!(pool.on_failure(lost(&[0])), PoolUpdate::GiveUp(_)));

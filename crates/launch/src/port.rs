@@ -3,10 +3,10 @@
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
-use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 
+use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 
 /// A port that no other Regatta job on this node gets while this value exists. Child processes do
@@ -76,14 +76,8 @@ fn lock(port: u16) -> Option<Lock> {
 /// backlog, which another user may have filled.
 fn is_held_by_this_user(port: u16) -> bool {
     let stream = lock_name(port).and_then(|name| mio::net::UnixStream::connect_addr(&name));
-    let Ok(stream) = stream else { return false };
-    let mut owner = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: 0 };
-    let mut len = size_of_val(&owner) as libc::socklen_t;
-    let value = (&raw mut owner).cast();
-    let fd = stream.as_raw_fd();
-    // SAFETY: `value` is writable for `len` bytes.
-    unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, value, &mut len) };
-    owner.uid == geteuid().as_raw()
+    let owner = stream.map(|stream| socket_peercred(stream).map(|owner| owner.uid));
+    owner.is_ok_and(|owner| owner == Ok(geteuid()))
 }
 
 #[cfg(test)]

@@ -133,12 +133,12 @@ impl RankSpec {
             ErrorKind::NotFound if program.as_ref().is_some_and(|p| p.contains('/')) => {
                 "there is no such file on this node, or the interpreter in its #! line is missing"
             }
-            ErrorKind::NotFound if self.is_script() => {
+            ErrorKind::NotFound if self.program_path().is_file() => {
                 "the file is in the working directory, not in PATH: name its interpreter or its path, as \
                  in python train.py or ./train.py"
             }
             ErrorKind::NotFound => "it is not in PATH on this node",
-            ErrorKind::PermissionDenied if self.is_directory() => {
+            ErrorKind::PermissionDenied if self.program_path().is_dir() => {
                 "it is a directory: name the program or script in it"
             }
             ErrorKind::PermissionDenied => "it is not executable: chmod +x",
@@ -151,18 +151,10 @@ impl RankSpec {
         StartError::Spawn { rank: self.rank, program: program.unwrap_or_default(), source, hint }
     }
 
-    /// Whether the command is the path of a directory.
-    fn is_directory(&self) -> bool {
-        let program = self.command.first().map(Path::new);
-        let path = |program| self.cwd.as_deref().unwrap_or(Path::new("")).join(program);
-        program.is_some_and(|program| path(program).is_dir())
-    }
-
-    /// Whether the command names a file of the working directory without a path.
-    fn is_script(&self) -> bool {
-        let program = self.command.first().map(Path::new);
-        let path = |program| self.cwd.as_deref().unwrap_or(Path::new("")).join(program);
-        program.is_some_and(|program| path(program).is_file())
+    /// The path of the command, if it names one, or the file of this name in the working directory.
+    fn program_path(&self) -> PathBuf {
+        let program = self.command.first().map(Path::new).unwrap_or(Path::new(""));
+        self.cwd.as_deref().unwrap_or(Path::new("")).join(program)
     }
 
     fn is_cwd_missing(&self) -> bool {

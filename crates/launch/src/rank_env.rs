@@ -55,8 +55,7 @@ fn env_where(
     let mut variables = full_rank_env(plan, args, rendezvous, rank)?;
     let excluded = |name: &String| is_excluded(args, name);
     variables.retain(|v| is_wanted(&v.variable) && !excluded(&v.variable));
-    let variable = |name: &str| inherited_value(plan, name);
-    let inherited = InheritedEnv { variable: &variable };
+    let inherited = InheritedEnv { variable: &|name: &str| inherited_value(plan, name) };
     let kept = inherited.keep(&mut variables);
     // Once for the job, not by each of its ranks.
     if rank == 0 {
@@ -92,15 +91,13 @@ fn inherited_value(plan: &PlacedJob, name: &str) -> Option<String> {
 
 /// A variable of this process that regatta has not set.
 pub fn foreign_value(plan: &PlacedJob, name: &str) -> Option<String> {
-    let variable = |name: &str| inherited_value(plan, name);
-    InheritedEnv { variable: &variable }.foreign(name)
+    InheritedEnv { variable: &|name: &str| inherited_value(plan, name) }.foreign(name)
 }
 
 /// Fails if another launcher has set the rank or world size of this process to other values than
 /// planned: the ranks would wait for each other forever, or train as several jobs.
 pub fn check_identity(plan: &PlacedJob, planned: &[EnvVar]) -> Result<()> {
-    let variable = |name: &str| inherited_value(plan, name);
-    let inherited = InheritedEnv { variable: &variable };
+    let inherited = InheritedEnv { variable: &|name: &str| inherited_value(plan, name) };
     let Some(KeptVariable { variable, value, planned }) = inherited.contradiction(planned) else {
         return Ok(());
     };
@@ -111,8 +108,7 @@ pub fn check_identity(plan: &PlacedJob, planned: &[EnvVar]) -> Result<()> {
 /// Fails if this process is one of several ranks of another launcher: each of them would launch a job
 /// of its own. The world sizes may agree by chance.
 pub fn check_is_no_rank(plan: &PlacedJob) -> Result<()> {
-    let variable = |name: &str| inherited_value(plan, name);
-    let inherited = InheritedEnv { variable: &variable };
+    let inherited = InheritedEnv { variable: &|name: &str| inherited_value(plan, name) };
     let Some((rank, size)) = inherited.foreign_rank() else { return Ok(()) };
     Err(LaunchError::IsRank { rank, size, launcher: foreign_launcher(&inherited) })
 }
@@ -144,7 +140,6 @@ fn full_rank_env(
         return Err(LaunchError::NoRank { option: "rank", rank, last });
     };
     let machine = plan.machine(node);
-    let CacheFolder { path, why, in_memory } = cache_folder(plan);
     let variables = environment(&EnvContext {
         placement: &plan.placement,
         rank,
@@ -152,7 +147,7 @@ fn full_rank_env(
         nics: plan.nics(node),
         framework,
         rendezvous,
-        cache: CacheDir { path: &path, why, in_memory },
+        cache: &cache_folder(plan),
         settings: &settings(plan, machine, framework, plan.placement.nodes.len() as u32),
         jax_detects_launcher: jax_detects_launcher(plan),
     });
@@ -242,18 +237,8 @@ pub fn secure_cache_dir(plan: &PlacedJob, rank: u32, variables: &mut [EnvVar]) -
     cache_dir::secure(&cache_folder(plan).path, values)
 }
 
-/// A node-local folder for caches.
-pub struct CacheFolder {
-    /// Its path.
-    pub path: String,
-    /// Why it is this one.
-    pub why: &'static str,
-    /// Whether it is in memory.
-    pub in_memory: bool,
-}
-
 /// A node-local folder per user and job: below the site's, else TMPDIR, else /tmp.
-pub fn cache_folder(plan: &PlacedJob) -> CacheFolder {
+pub fn cache_folder(plan: &PlacedJob) -> CacheDir {
     // Only folders of this node can be checked.
     let live = plan.machines[0].is_live() && !plan.is_reported_by_agents();
     let node_local = &plan.site.profile.node_local;
@@ -269,7 +254,7 @@ pub fn cache_folder(plan: &PlacedJob) -> CacheFolder {
     let job = plan.allocation.job_id.as_deref().unwrap_or("local");
     let unsafe_char = |c: char| !c.is_ascii_alphanumeric() && !"-_.".contains(c);
     let name = format!("regatta-{}-{job}", host::user(&plan.env)).replace(unsafe_char, "-");
-    CacheFolder { path: format!("{}/{name}", base.trim_end_matches('/')), why, in_memory }
+    CacheDir { path: format!("{}/{name}", base.trim_end_matches('/')), why, in_memory }
 }
 
 /// Master address and port of a job whose ranks this process starts.
@@ -297,18 +282,33 @@ fn choose_rendezvous(
         Some(Launcher::Torch) => TORCHRUN,
         _ => "already set, and kept",
     };
-    let (address, address_why) = match (&args.master_addr, set("MASTER_ADDR")) {
-        (Some(address), _) => (address.clone(), "given by --master-addr".to_owned()),
-        (None, Some(address)) => (check_address(plan, address)?, why.to_owned()),
-        (None, None) => master_address(plan)?,
+    let address = || match set("MASTER_ADDR") {
+        Some(address) => Ok((check_address(plan, address)?, why.to_owned())),
+        None => master_address(plan),
     };
-    let (port, port_why) = match (args.master_port, set("MASTER_PORT")) {
-        (Some(port), _) => (port, "given by --master-port".to_owned()),
-        (None, Some(text)) => {
+    let port = || match set("MASTER_PORT") {
+        Some(text) => {
             let port = text.trim().parse();
-            (port.map_err(|source| LaunchError::MasterPort { text, source })?, why.to_owned())
+            Ok((port.map_err(|source| LaunchError::MasterPort { text, source })?, why.to_owned()))
         }
-        (None, None) => master_port(plan, rank)?,
+        None => master_port(plan, rank),
+    };
+    given_or(args, address, port)
+}
+
+/// The master address and port that the user has given, else others, with the reasons.
+pub fn given_or(
+    args: &RankEnvOptions,
+    address: impl FnOnce() -> Result<(String, String)>,
+    port: impl FnOnce() -> Result<(u16, String)>,
+) -> Result<Rendezvous> {
+    let (address, address_why) = match &args.master_addr {
+        Some(address) => (address.clone(), "given by --master-addr".to_owned()),
+        None => address()?,
+    };
+    let (port, port_why) = match args.master_port {
+        Some(port) => (port, "given by --master-port".to_owned()),
+        None => port()?,
     };
     Ok(Rendezvous { address, address_why, port, port_why })
 }

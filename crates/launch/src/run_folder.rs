@@ -130,15 +130,8 @@ impl RunFolder {
     ) -> Option<String> {
         let name = log_name(attempt, rank, stderr);
         let path = self.path.join(LOG).join(&name);
-        let append = || -> io::Result<()> {
-            let open = || OpenOptions::new().append(true).create(true).open(&path);
-            let mut file = open().or_else(|_| {
-                std::fs::create_dir_all(path.parent().unwrap_or(&self.path))?;
-                open()
-            })?;
-            file.write_all(bytes)
-        };
-        let warning = log_truncated(&name, &append().err()?);
+        let appended = open_log(&path).and_then(|mut file| file.write_all(bytes));
+        let warning = log_truncated(&name, &appended.err()?);
         self.truncated.insert(name).then_some(warning)
     }
 }
@@ -163,12 +156,16 @@ impl LogFolder {
     /// Creates the log file of one stream of a rank. Each restart has a subfolder.
     pub fn create(&self, attempt: u32, rank: u32, stderr: bool) -> Result<File, RunFolderError> {
         let path = self.path.join(log_name(attempt, rank, stderr));
-        let folder = path.parent().unwrap_or(&self.path);
-        // To append: the text of a rank's messages is appended to the same log.
-        let open = || OpenOptions::new().append(true).create(true).open(&path);
-        let file = open().or_else(|_| std::fs::create_dir_all(folder).and_then(|()| open()));
-        file.map_err(RunFolderError::at(&path))
+        open_log(&path).map_err(RunFolderError::at(&path))
     }
+}
+
+/// Opens a log to append, and creates it with its folder if it does not exist: a rank's output and the
+/// text of its messages are in the same log.
+fn open_log(path: &Path) -> io::Result<File> {
+    let open = || OpenOptions::new().append(true).create(true).open(path);
+    let folder = path.parent().unwrap_or(Path::new(""));
+    open().or_else(|_| std::fs::create_dir_all(folder).and_then(|()| open()))
 }
 
 /// Warning about an incomplete log.

@@ -8,9 +8,10 @@ use std::time::Instant;
 
 use crate::channel::{RankChannel, RankFrame};
 use crate::event_queue::{ByteLen, EventQueue};
-use crate::lines::LineSplitter;
+use crate::lines::{LineSplitter, MergedLine};
 use crate::process;
 use crate::run_folder::log_truncated;
+use crate::worker_group::JobEvent;
 
 /// Events that must not wait behind output.
 pub enum ControlEvent {
@@ -18,27 +19,16 @@ pub enum ControlEvent {
     Exited(u32),
     /// A stream of a rank reached end of file.
     StreamClosed(u32),
-    /// A rank reports that it lost another.
-    LostPeer { rank: u32, peer: u32 },
-    /// Output is lost: a log is incomplete, or a channel failed. The text is a warning for the user.
-    OutputLost(String),
+    /// A rank lost another one, or output is lost: a log is incomplete, or a channel failed.
+    Job(JobEvent),
 }
 
-/// Output of a rank.
-pub enum Output {
-    /// A line for the terminal.
-    Line { rank: u32, stderr: bool, text: String },
-    /// Raw bytes for the log.
-    Bytes { rank: u32, stderr: bool, bytes: Vec<u8> },
-    /// A frame of the rank's channel.
-    Frame { rank: u32, bytes: Vec<u8> },
-}
-
-impl ByteLen for Output {
+impl ByteLen for JobEvent {
     fn byte_len(&self) -> usize {
         match self {
-            Output::Line { text, .. } => text.len(),
-            Output::Bytes { bytes, .. } | Output::Frame { bytes, .. } => bytes.len(),
+            JobEvent::Line(line) => line.text.len(),
+            JobEvent::Output { bytes, .. } | JobEvent::Frame { bytes, .. } => bytes.len(),
+            _ => 0,
         }
     }
 }
@@ -47,7 +37,7 @@ impl ByteLen for Output {
 pub enum Log {
     /// A file, and its name in warnings.
     File(File, String),
-    /// The queue, as [`Output::Bytes`].
+    /// The queue, as [`JobEvent::Output`].
     Forward,
 }
 
@@ -58,7 +48,8 @@ pub struct StreamId {
     pub stderr: bool,
 }
 
-type Events = Arc<EventQueue<ControlEvent, Output>>;
+/// What ranks do, and their lines, raw output and frames.
+pub type Events = Arc<EventQueue<ControlEvent, JobEvent>>;
 
 /// Spawns a thread; fails where the process limit is reached.
 fn spawn_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
@@ -98,19 +89,20 @@ pub fn forward_stream(
                     if let Err(error) = file.write_all(bytes)
                         && !std::mem::replace(&mut truncated, true)
                     {
-                        events.push_control(ControlEvent::OutputLost(log_truncated(name, &error)));
+                        let warning = JobEvent::Warning(log_truncated(name, &error));
+                        events.push_control(ControlEvent::Job(warning));
                     }
                 }
                 Log::Forward => {
-                    events.push_output(Output::Bytes { rank, stderr, bytes: bytes.to_vec() });
+                    events.push_output(JobEvent::Output { rank, stderr, bytes: bytes.to_vec() });
                 }
             }
             for text in splitter.push(bytes, Instant::now()) {
-                events.push_output(Output::Line { rank, stderr, text });
+                events.push_output(JobEvent::Line(MergedLine::of(rank, stderr, text)));
             }
         }
         if let Some(text) = splitter.finish() {
-            events.push_output(Output::Line { rank, stderr, text });
+            events.push_output(JobEvent::Line(MergedLine::of(rank, stderr, text)));
         }
         events.push_control(ControlEvent::StreamClosed(rank));
     })
@@ -121,15 +113,15 @@ pub fn forward_stream(
 pub fn forward_frames(channel: RankChannel, events: Events, rank: u32) -> io::Result<()> {
     spawn_thread(move || {
         let result = channel.run(|frame| match RankFrame::parse(frame) {
-            RankFrame::Message(bytes) => events.push_output(Output::Frame { rank, bytes }),
+            RankFrame::Message(bytes) => events.push_output(JobEvent::Frame { rank, bytes }),
             RankFrame::LostPeer(peer) => {
-                events.push_control(ControlEvent::LostPeer { rank, peer });
+                events.push_control(ControlEvent::Job(JobEvent::LostPeer { rank, peer }));
             }
         });
         if let Err(error) = result {
             let warning =
                 format!("rank {rank}: {error}; further messages of this rank are dropped");
-            events.push_control(ControlEvent::OutputLost(warning));
+            events.push_control(ControlEvent::Job(JobEvent::Warning(warning)));
         }
         events.push_control(ControlEvent::StreamClosed(rank));
     })

@@ -9,6 +9,7 @@ use regatta_model::result::{RankExit, STOPPED_EARLY};
 
 use crate::failure_attribution::FailureAttribution;
 use crate::signals::{is_job_control, is_termination_signal};
+use crate::worker_group::RankControl;
 
 /// An event for the supervisor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,21 +33,6 @@ pub enum SupervisorInput {
     Progress,
     /// Time passed.
     Tick,
-}
-
-/// An action to carry out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SupervisorAction {
-    /// Send this signal to all running ranks.
-    SignalRanks(i32),
-    /// Send this termination signal to all running ranks, which are killed after the grace period.
-    Terminate(i32),
-    /// Kill all running ranks and their descendants.
-    Kill,
-    /// Query what each rank is doing, after a failure or a hang.
-    QueryState,
-    /// All ranks have exited. Their descendants may still run.
-    Finish,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,8 +118,8 @@ impl Supervisor {
         }
     }
 
-    /// Handles an event and returns the actions to carry out.
-    pub fn handle(&mut self, input: SupervisorInput, now: Instant) -> Vec<SupervisorAction> {
+    /// Handles an event and returns commands to the running ranks.
+    pub fn handle(&mut self, input: SupervisorInput, now: Instant) -> Vec<RankControl> {
         match input {
             SupervisorInput::Exited(rank, exit) => self.on_exit(rank, exit, now),
             SupervisorInput::LostPeer(rank, peer) => {
@@ -153,7 +139,7 @@ impl Supervisor {
         }
     }
 
-    fn on_exit(&mut self, rank: u32, exit: RankExit, now: Instant) -> Vec<SupervisorAction> {
+    fn on_exit(&mut self, rank: u32, exit: RankExit, now: Instant) -> Vec<RankControl> {
         if self.rank_exits.insert(rank, exit).is_some() || self.running == 0 {
             return Vec::new();
         }
@@ -169,7 +155,7 @@ impl Supervisor {
         }
         if self.running == 0 {
             self.phase = JobPhase::Finished;
-            return vec![SupervisorAction::Finish];
+            return Vec::new();
         }
         match (self.phase, self.failures.reported_first()) {
             (JobPhase::Running, Some(_)) => self.terminate_others(now),
@@ -212,7 +198,7 @@ impl Supervisor {
         self.failures.first_failure().filter(|_| !self.check_failed)
     }
 
-    fn on_connection_lost(&mut self, rank: u32, now: Instant) -> Vec<SupervisorAction> {
+    fn on_connection_lost(&mut self, rank: u32, now: Instant) -> Vec<RankControl> {
         if self.phase != JobPhase::Running {
             return Vec::new();
         }
@@ -220,7 +206,7 @@ impl Supervisor {
         self.terminate_others(now)
     }
 
-    fn on_check_failed(&mut self, now: Instant) -> Vec<SupervisorAction> {
+    fn on_check_failed(&mut self, now: Instant) -> Vec<RankControl> {
         if self.phase != JobPhase::Running {
             return Vec::new();
         }
@@ -229,17 +215,17 @@ impl Supervisor {
     }
 
     /// Queries the state of all ranks, then terminates them.
-    fn terminate_others(&mut self, now: Instant) -> Vec<SupervisorAction> {
-        let mut actions = vec![SupervisorAction::QueryState];
+    fn terminate_others(&mut self, now: Instant) -> Vec<RankControl> {
+        let mut actions = vec![RankControl::QueryState];
         self.phase = JobPhase::Terminating(now);
         self.kill_at = Some(now + self.limits.grace);
-        actions.push(SupervisorAction::Terminate(libc::SIGTERM));
+        actions.push(RankControl::Terminate(libc::SIGTERM));
         actions
     }
 
     /// Forwards the first termination signal, after which the ranks may exit by themselves; a second
     /// one kills. Other signals are only forwarded.
-    fn on_signal(&mut self, signal: i32, now: Instant) -> Vec<SupervisorAction> {
+    fn on_signal(&mut self, signal: i32, now: Instant) -> Vec<RankControl> {
         if !is_job_control(signal) {
             self.forwarded = Some(signal);
         }
@@ -251,28 +237,28 @@ impl Supervisor {
                     libc::SIGCONT => (self.stopped, self.last_progress) = (false, now),
                     _ => {}
                 }
-                vec![SupervisorAction::SignalRanks(signal)]
+                vec![RankControl::Signal(signal)]
             }
             JobPhase::Running => {
                 self.signal = Some(signal);
                 self.phase = JobPhase::Terminating(now);
                 self.kill_at = self.limits.signal_grace.map(|grace| now + grace);
                 vec![match self.kill_at {
-                    Some(_) => SupervisorAction::Terminate(signal),
-                    None => SupervisorAction::SignalRanks(signal),
+                    Some(_) => RankControl::Terminate(signal),
+                    None => RankControl::Signal(signal),
                 }]
             }
             JobPhase::Terminating(_) | JobPhase::Killing => {
                 // Recorded also after a failure: a signalled job must not be restarted.
                 self.signal.get_or_insert(signal);
                 self.phase = JobPhase::Killing;
-                vec![SupervisorAction::Kill]
+                vec![RankControl::Kill]
             }
         }
     }
 
     /// The scheduler signals many nodes, some of them late: this never counts as a second signal.
-    fn on_node_signal(&mut self, signal: i32, now: Instant) -> Vec<SupervisorAction> {
+    fn on_node_signal(&mut self, signal: i32, now: Instant) -> Vec<RankControl> {
         let terminating = matches!(self.phase, JobPhase::Terminating(_) | JobPhase::Killing);
         if is_termination_signal(signal) && terminating {
             self.signal.get_or_insert(signal);
@@ -282,7 +268,7 @@ impl Supervisor {
     }
 
     /// Unlike a job without output and CPU time, one that stalls may poll.
-    fn on_stalled(&mut self, now: Instant) -> Vec<SupervisorAction> {
+    fn on_stalled(&mut self, now: Instant) -> Vec<RankControl> {
         let is_running = matches!(self.phase, JobPhase::Running | JobPhase::Terminating(_));
         if !is_running || self.kill_at.is_some() || self.stopped {
             return Vec::new();
@@ -291,7 +277,7 @@ impl Supervisor {
         self.terminate_others(now)
     }
 
-    fn on_tick(&mut self, now: Instant) -> Vec<SupervisorAction> {
+    fn on_tick(&mut self, now: Instant) -> Vec<RankControl> {
         match self.phase {
             JobPhase::Running | JobPhase::Terminating(_)
                 if self.kill_at.is_none() && self.is_hanging(now) =>
@@ -301,10 +287,10 @@ impl Supervisor {
             }
             JobPhase::Terminating(_) if self.kill_at.is_some_and(|at| now >= at) => {
                 self.phase = JobPhase::Killing;
-                vec![SupervisorAction::Kill]
+                vec![RankControl::Kill]
             }
             // Repeated: a rank that was being started may have missed it.
-            JobPhase::Killing => vec![SupervisorAction::Kill],
+            JobPhase::Killing => vec![RankControl::Kill],
             _ => Vec::new(),
         }
     }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::lines::MergedLine;
 
 /// An event of one attempt of a job.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the variants explain the fields")]
 pub enum JobEvent {
     /// A rank's process was started.

@@ -40,7 +40,7 @@ impl Framework {
 }
 
 /// A variable to set.
-pub(crate) fn var(variable: &str, value: impl ToString, why: &str) -> EnvVar {
+pub fn var(variable: &str, value: impl ToString, why: &str) -> EnvVar {
     EnvVar { variable: variable.to_owned(), value: Some(value.to_string()), why: why.to_owned() }
 }
 
@@ -58,12 +58,12 @@ pub struct Rendezvous {
 }
 
 /// A node-local cache directory.
-#[derive(Debug, Clone, Copy)]
-pub struct CacheDir<'a> {
+#[derive(Debug, Clone)]
+pub struct CacheDir {
     /// Path.
-    pub path: &'a str,
+    pub path: String,
     /// The reason.
-    pub why: &'a str,
+    pub why: &'static str,
     /// Whether it is in memory (tmpfs), where datasets would use up the job's memory.
     pub in_memory: bool,
 }
@@ -85,7 +85,7 @@ pub struct EnvContext<'a> {
     /// Rendezvous of the ranks.
     pub rendezvous: &'a Rendezvous,
     /// Node-local directory for caches.
-    pub cache: CacheDir<'a>,
+    pub cache: &'a CacheDir,
     /// Settings of the site profile.
     pub settings: &'a [EnvVar],
     /// Whether the launcher's own variables tell JAX number and index of the processes, as those of
@@ -312,7 +312,7 @@ fn network(machine: &Machine, framework: Framework) -> Vec<EnvVar> {
     vars
 }
 
-fn caches(machine: &Machine, framework: Framework, cache: CacheDir<'_>) -> Vec<EnvVar> {
+fn caches(machine: &Machine, framework: Framework, cache: &CacheDir) -> Vec<EnvVar> {
     let mut vars = Vec::new();
     let mut add = |variable: &str, name: &str, why: &str| {
         let (path, why) = (format!("{}/{name}", cache.path), format!("{}: {why}", cache.why));

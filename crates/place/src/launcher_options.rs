@@ -56,10 +56,13 @@ pub fn launcher_options(
     }
     let options = required.iter().map(|required| required.option.clone());
     if launcher == LauncherSyntax::Srun
-        && let Some(uneven) = UnevenStep::of(placement)
+        && let Some(step) = uneven_step(placement)
     {
-        let words: Vec<String> = [uneven.srun()].into_iter().chain(options).collect();
-        let warnings = [exclusive_warning()].into_iter().chain(uneven.warning());
+        // `plane` fills node after node up to the given number of ranks.
+        let most = step.layout.ranks.len();
+        let srun = step.srun_with(placement.ranks as usize, &format!("plane={most}"));
+        let words: Vec<String> = [srun].into_iter().chain(options).collect();
+        let warnings = [exclusive_warning()].into_iter().chain(uneven_warning(placement, most));
         return (words.join(" ") + "\n", warnings.collect());
     }
     let mut text = String::new();
@@ -106,45 +109,27 @@ fn exclusive_warning() -> Warning {
 
 /// Equal nodes with different numbers of ranks in one step of `srun`, which has one list of masks:
 /// that of the node with the most ranks, of which other nodes use the first.
-struct UnevenStep<'a> {
-    layout: &'a NodeLayout,
-    nodes: Vec<&'a PlacedNode>,
+fn uneven_step(placement: &Placement) -> Option<NodeGroup<'_>> {
+    let layout = placement.layouts.iter().max_by_key(|layout| layout.ranks.len())?;
+    let alike = placement.layouts.iter().all(|other| other.machine == layout.machine);
+    let uneven = placement.layouts.len() > 1;
+    let nodes = placement.nodes.iter().collect();
+    (alike && uneven).then_some(NodeGroup { layout, nodes, is_only: true })
 }
 
-impl<'a> UnevenStep<'a> {
-    fn of(placement: &'a Placement) -> Option<Self> {
-        let layout = placement.layouts.iter().max_by_key(|layout| layout.ranks.len())?;
-        let alike = placement.layouts.iter().all(|other| other.machine == layout.machine);
-        let uneven = placement.layouts.len() > 1;
-        (alike && uneven).then(|| Self { layout, nodes: placement.nodes.iter().collect() })
-    }
-
-    /// `plane` fills node after node up to the given number of ranks.
-    fn srun(&self) -> String {
-        let (most, ranks) = (self.layout.ranks.len(), self.counts().iter().sum());
-        let group = NodeGroup { layout: self.layout, nodes: self.nodes.clone(), is_only: true };
-        group.srun_with(ranks, &format!("plane={most}"))
-    }
-
-    fn counts(&self) -> Vec<usize> {
-        self.nodes.iter().map(|node| node.ranks.len()).collect()
-    }
-
-    /// `srun` fills the first nodes; the plan may spread the ranks more evenly.
-    fn warning(&self) -> Option<Warning> {
-        let counts = self.counts();
-        let (most, ranks) = (self.layout.ranks.len(), counts.iter().sum::<usize>());
-        let by_srun = |node: usize| ranks.saturating_sub(node * most).min(most);
-        let differs = counts.iter().enumerate().any(|(node, &count)| by_srun(node) != count);
-        differs.then(|| {
-            Warning::new(
-                "uneven-nodes",
-                format!("srun puts up to {most} ranks on each node, the last node gets the rest"),
-                "cores and devices of each local rank are the same; use a number of ranks that \
-                 is a multiple of the nodes for an even load",
-            )
-        })
-    }
+/// `srun` fills the first nodes; the plan may spread the ranks more evenly.
+fn uneven_warning(placement: &Placement, most: usize) -> Option<Warning> {
+    let ranks = placement.ranks as usize;
+    let by_srun = |node: usize| ranks.saturating_sub(node * most).min(most);
+    let mut nodes = placement.nodes.iter().enumerate();
+    nodes.any(|(index, node)| by_srun(index) != node.ranks.len()).then(|| {
+        Warning::new(
+            "uneven-nodes",
+            format!("srun puts up to {most} ranks on each node, the last node gets the rest"),
+            "cores and devices of each local rank are the same; use a number of ranks that \
+             is a multiple of the nodes for an even load",
+        )
+    })
 }
 
 /// Nodes of one type.

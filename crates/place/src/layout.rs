@@ -10,13 +10,8 @@ use crate::cores::{self, CoreAssignment};
 use crate::gpus::{self, GpuAssignment};
 use crate::{PlaceError, Result, nic};
 
-/// Places `ranks` ranks on `machine`.
-pub fn layout(machine: &Machine, ranks: u32, job: &JobSpec) -> Result<(NodeLayout, Vec<Warning>)> {
-    layout_of(machine, ranks, job, false)
-}
-
-/// Like [`layout`]; with `whole_node` the only rank gets all GPUs and cores.
-pub(crate) fn layout_of(
+/// Places `ranks` ranks on `machine`; with `whole_node` the only rank gets all GPUs and cores.
+pub(crate) fn layout(
     machine: &Machine,
     ranks: u32,
     job: &JobSpec,

@@ -23,8 +23,6 @@ use regatta_model::hostlist::short_hostname;
 use regatta_model::units::pluralize;
 use regatta_model::{Allocation, JobSpec, Machine, PlacedNode, Placement, Warning};
 
-pub use layout::layout;
-
 /// Why a job cannot be placed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages explain the fields")]
@@ -118,8 +116,7 @@ pub fn place_on(
         let layout = match layout_ids.get(&key) {
             Some(&layout) => layout,
             None => {
-                let (layout, warnings) =
-                    layout::layout_of(&machines[key.0], key.1, job, whole_node)?;
+                let (layout, warnings) = layout::layout(&machines[key.0], key.1, job, whole_node)?;
                 placement.layouts.push(layout);
                 // Warnings common to several layouts are reported once.
                 let is_new = |w: &Warning| !placement.warnings.contains(w);

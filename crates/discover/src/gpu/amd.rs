@@ -52,7 +52,7 @@ pub(super) fn scan(root: &Sysroot, devices: &[PciDevice]) -> VendorScan {
              pass it into the container"
         ));
     }
-    VendorScan { gpus, links, notes }
+    VendorScan { gpus, links, notes, ..VendorScan::default() }
 }
 
 /// The key-value lines of a kfd file, such as `simd_count 440`.
@@ -293,7 +293,7 @@ fn without_kfd(root: &Sysroot, devices: &[PciDevice]) -> VendorScan {
              listed in PCI bus order"
         ));
     }
-    VendorScan { gpus, links: Vec::new(), notes }
+    VendorScan { gpus, notes, ..VendorScan::default() }
 }
 
 #[cfg(test)]

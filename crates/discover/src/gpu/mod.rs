@@ -37,6 +37,10 @@ struct VendorScan {
     gpus: Vec<Gpu>,
     links: Vec<GpuLink>,
     notes: Vec<String>,
+    /// Version of the kernel driver.
+    driver: Option<String>,
+    /// Newest CUDA version that the driver supports.
+    cuda: Option<String>,
 }
 
 /// Discovers the GPUs and their distances to the NICs.
@@ -47,14 +51,14 @@ pub(crate) fn scan(
     nodes: &[NumaNode],
     packages: &[Package],
 ) -> GpuScan {
-    let nvidia = nvidia::scan(root, devices);
+    let mut nvidia = nvidia::scan(root, devices);
     let mut scan = GpuScan {
-        nvidia_driver: nvidia.driver,
-        cuda_driver: nvidia.cuda,
+        nvidia_driver: nvidia.driver.take(),
+        cuda_driver: nvidia.cuda.take(),
         amdgpu_driver: root.read_text("/sys/module/amdgpu/version"),
         ..GpuScan::default()
     };
-    scan.append(nvidia.gpus);
+    scan.append(nvidia);
     scan.append(amd::scan(root, devices));
     scan.append(intel::scan(root, devices));
     scan.notes.extend(unbound_gpu_notes(root, devices, &scan.gpus));

@@ -4,28 +4,15 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml, cuda_driver_version_major, cuda_driver_version_minor};
 use regatta_model::{GpuLink, LinkKind, PciDevice};
 
-use super::nvidia;
+use super::nvidia::{self, NvidiaGpu};
 use crate::pci;
 
 /// NVML's view of the node.
 pub(super) struct NvmlReport {
-    pub(super) gpus: Vec<NvmlGpu>,
+    pub(super) gpus: Vec<NvidiaGpu>,
     pub(super) driver: Option<String>,
     pub(super) cuda: Option<String>,
     pub(super) notes: Vec<String>,
-}
-
-/// NVML's view of a GPU.
-#[derive(Default)]
-pub(super) struct NvmlGpu {
-    pub(super) address: String,
-    pub(super) name: String,
-    pub(super) uuid: Option<String>,
-    pub(super) memory_bytes: Option<u64>,
-    pub(super) minor: Option<u32>,
-    pub(super) mig: bool,
-    /// The remote ends of its active NVLinks, one entry per link.
-    pub(super) remotes: Vec<NvLinkRemote>,
 }
 
 /// The remote end of an NVLink.
@@ -61,16 +48,17 @@ pub(super) fn read(devices: &[PciDevice]) -> Result<NvmlReport, NvmlError> {
     Ok(report)
 }
 
-fn gpu(device: &Device<'_>, devices: &[PciDevice]) -> Result<NvmlGpu, NvmlError> {
+fn gpu(device: &Device<'_>, devices: &[PciDevice]) -> Result<NvidiaGpu, NvmlError> {
     let info = device.pci_info()?;
-    Ok(NvmlGpu {
+    Ok(NvidiaGpu {
         address: pci::format_address(info.domain, info.bus, info.device, 0),
-        name: device.name()?,
+        name: Some(device.name()?),
         uuid: device.uuid().ok(),
         memory_bytes: device.memory_info().ok().map(|m| m.total),
         minor: device.minor_number().ok(),
         mig: device.mig_mode().is_ok_and(|mode| mode.current != 0),
         remotes: remotes(device, info.pci_device_id, devices),
+        ..NvidiaGpu::default()
     })
 }
 
@@ -110,7 +98,7 @@ fn remote(address: String, same_model: bool, devices: &[PciDevice]) -> NvLinkRem
 }
 
 /// The links between the GPUs, by index.
-pub(super) fn links(gpus: &[NvmlGpu]) -> Vec<GpuLink> {
+pub(super) fn links(gpus: &[NvidiaGpu]) -> Vec<GpuLink> {
     let switched: Vec<u32> = gpus.iter().map(|g| link_count(g, &NvLinkRemote::Switch)).collect();
     let mut links = Vec::new();
     for (a, left) in gpus.iter().enumerate() {
@@ -128,7 +116,7 @@ pub(super) fn links(gpus: &[NvmlGpu]) -> Vec<GpuLink> {
     links
 }
 
-fn link_count(gpu: &NvmlGpu, far: &NvLinkRemote) -> u32 {
+fn link_count(gpu: &NvidiaGpu, far: &NvLinkRemote) -> u32 {
     gpu.remotes.iter().filter(|r| *r == far).count() as u32
 }
 
@@ -136,11 +124,11 @@ fn link_count(gpu: &NvmlGpu, far: &NvLinkRemote) -> u32 {
 mod tests {
     use super::*;
 
-    fn gpu(address: &str, remotes: Vec<NvLinkRemote>) -> NvmlGpu {
-        NvmlGpu { address: address.to_owned(), remotes, ..NvmlGpu::default() }
+    fn gpu(address: &str, remotes: Vec<NvLinkRemote>) -> NvidiaGpu {
+        NvidiaGpu { address: address.to_owned(), remotes, ..NvidiaGpu::default() }
     }
 
-    fn pairs(gpus: &[NvmlGpu]) -> Vec<(u32, u32, Option<u32>)> {
+    fn pairs(gpus: &[NvidiaGpu]) -> Vec<(u32, u32, Option<u32>)> {
         links(gpus).iter().map(|l| (l.a, l.b, l.count)).collect()
     }
 

@@ -6,8 +6,8 @@ mod nvml;
 use regatta_model::{Gpu, GpuVendor};
 use serde::{Deserialize, Serialize};
 
-use crate::Sysroot;
 use crate::pcie::pcie_link;
+use crate::{Sysroot, procfs};
 
 /// Health of a GPU.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -94,9 +94,6 @@ fn from_sysfs(root: &Sysroot, gpu: &Gpu) -> GpuHealth {
 
 /// Adds command and user of a process; processes of another PID namespace are not visible.
 fn describe_process(root: &Sysroot, process: &mut GpuProcess) {
-    let dir = format!("/proc/{}", process.pid);
-    process.command = root.read_text(&format!("{dir}/comm"));
-    let status = root.read_text(&format!("{dir}/status")).unwrap_or_default();
-    let uid = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-    process.uid = uid.and_then(|ids| ids.split_whitespace().next()?.parse().ok());
+    process.command = root.read_text(&format!("/proc/{}/comm", process.pid));
+    process.uid = procfs::user(root, process.pid);
 }

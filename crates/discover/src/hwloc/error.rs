@@ -1,27 +1,7 @@
 //! Errors of hwloc files, each with its position and fix.
 
-use std::fmt;
-
-/// A position in the file, from 1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TextPosition {
-    /// Line.
-    pub line: u32,
-    /// Column, in characters.
-    pub column: u32,
-}
-
-impl fmt::Display for TextPosition {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.line, self.column)
-    }
-}
-
-impl From<roxmltree::TextPos> for TextPosition {
-    fn from(pos: roxmltree::TextPos) -> Self {
-        Self { line: pos.row, column: pos.col }
-    }
-}
+/// A position in the file: row and column, from 1.
+pub use roxmltree::TextPos as TextPosition;
 
 /// Why a file cannot be read as an hwloc topology.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

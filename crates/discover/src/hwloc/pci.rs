@@ -7,6 +7,7 @@ use regatta_model::{CpuSet, NumaNode, PciDevice};
 use super::cpus::{common_owner, owner_by_cpu};
 use super::error::Result;
 use super::topology::{Object, ObjectType, Topology};
+use crate::pci;
 
 /// Maximum PCI devices and bridges per node, including virtual functions.
 const MAX_DEVICES: usize = 16_384;
@@ -52,15 +53,11 @@ pub(super) fn read(
 /// The address in the kernel's notation: `0000:c1:00.0`.
 fn address(object: &Object<'_>) -> Result<String> {
     let text = object.need("pci_busid")?;
-    let parts = || {
-        let (domain, rest) = text.split_once(':')?;
-        let (bus, rest) = rest.split_once(':')?;
-        let (slot, function) = rest.split_once('.')?;
-        let (bus, slot) = (parse_hex(bus, 0xff)?, parse_hex(slot, 0x1f)?);
-        let function = parse_hex(function, 0x7)?;
-        Some(format!("{:04x}:{bus:02x}:{slot:02x}.{function:x}", parse_hex(domain, u32::MAX)?))
-    };
-    parts().ok_or_else(|| object.bad("pci_busid", "a PCI address like 0000:c1:00.0"))
+    let parsed = pci::parse_address(text);
+    let parsed = parsed.filter(|(_, _, device, function)| *device <= 0x1f && *function <= 7);
+    let (domain, bus, device, function) =
+        parsed.ok_or_else(|| object.bad("pci_busid", "a PCI address like 0000:c1:00.0"))?;
+    Ok(pci::format_address(domain, bus.into(), device.into(), function.into()))
 }
 
 /// Class, vendor and device from `0302 [10de:2330] [10de:16c1] a1`. Since hwloc 3 the programming

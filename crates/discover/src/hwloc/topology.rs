@@ -92,7 +92,7 @@ pub(super) fn parse_xml(xml: &str) -> Result<Document<'_>> {
             HwlocError::TooMany { at, what: "XML nodes", limit: MAX_NODES as usize }
         }
         other => HwlocError::NotXml {
-            at: other.pos().into(),
+            at: other.pos(),
             // It ends with the position, which the message already starts with.
             why: truncated(other.to_string().trim_end_matches(&format!(" at {}", other.pos()))),
         },
@@ -103,10 +103,8 @@ pub(super) fn parse_xml(xml: &str) -> Result<Document<'_>> {
 fn position_in(text: &str, at: usize) -> TextPosition {
     let before = &text[..at];
     let line_start = before.rfind('\n').map_or(0, |end| end + 1);
-    TextPosition {
-        line: 1 + before.bytes().filter(|&b| b == b'\n').count() as u32,
-        column: 1 + before[line_start..].chars().count() as u32,
-    }
+    let row = 1 + before.bytes().filter(|&b| b == b'\n').count() as u32;
+    TextPosition::new(row, 1 + before[line_start..].chars().count() as u32)
 }
 
 impl<'a> Topology<'a> {
@@ -200,7 +198,7 @@ fn object_type(node: Node<'_, '_>) -> Result<ObjectType> {
 
 /// Position of an element.
 pub(super) fn position(node: Node<'_, '_>) -> TextPosition {
-    node.document().text_pos_at(node.range().start).into()
+    node.document().text_pos_at(node.range().start)
 }
 
 fn info<'a>(node: Node<'a, 'a>, name: &str) -> Option<&'a str> {
@@ -262,7 +260,7 @@ impl<'a> Object<'a> {
     /// The error for an invalid attribute value.
     pub(super) fn bad(&self, attribute: &'static str, expected: &'static str) -> HwlocError {
         let node = self.node.attribute_node(attribute);
-        let at = node.map(|a| self.node.document().text_pos_at(a.range().start).into());
+        let at = node.map(|a| self.node.document().text_pos_at(a.range().start));
         HwlocError::BadValue {
             at: at.unwrap_or_else(|| self.position()),
             object: truncated(self.node.attribute("type").unwrap_or("object")),

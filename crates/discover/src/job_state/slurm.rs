@@ -13,10 +13,7 @@ pub fn parse_squeue(text: &str) -> Vec<JobStatus> {
 }
 
 fn squeue_line(line: &str) -> Option<JobStatus> {
-    let mut fields = line.trim().splitn(6, '|');
-    let mut next = || fields.next().map(str::trim);
-    let (id, state, elapsed, limit) = (next()?, next()?, next()?, next()?);
-    let (reason, name) = (next()?, next()?);
+    let [id, state, elapsed, limit, reason, name] = fields(line)?;
     Some(JobStatus {
         id: job_id(id)?,
         name: said(name),
@@ -34,10 +31,7 @@ pub fn parse_sacct(text: &str) -> Vec<JobStatus> {
 }
 
 fn sacct_line(line: &str) -> Option<JobStatus> {
-    let mut fields = line.trim().splitn(6, '|');
-    let mut next = || fields.next().map(str::trim);
-    let (id, state, elapsed, limit) = (next()?, next()?, next()?, next()?);
-    let (exit, name) = (next()?, next()?);
+    let [id, state, elapsed, limit, exit, name] = fields(line)?;
     // `CANCELLED by 1000`.
     let first = state.split(' ').next().unwrap_or_default();
     let (code, signal) = exit.split_once(':').unwrap_or((exit, "0"));
@@ -52,6 +46,11 @@ fn sacct_line(line: &str) -> Option<JobStatus> {
         limit: limit.parse::<u64>().ok().and_then(|minutes| minutes.checked_mul(60)),
         exit_code: code.parse().ok(),
     })
+}
+
+/// The six fields of a line, of which the last, the name, may have separators.
+fn fields(line: &str) -> Option<[&str; 6]> {
+    line.trim().splitn(6, '|').map(str::trim).collect::<Vec<_>>().try_into().ok()
 }
 
 /// An ID; a header or an error message is none.

@@ -74,26 +74,11 @@ fn test_within_limit(dir: &Path, mounts: &str, options: &CollectOptions) -> File
 }
 
 fn failed(error: String) -> FileSystem {
-    FileSystem { error: Some(error), ..empty() }
-}
-
-fn empty() -> FileSystem {
-    FileSystem {
-        path: String::new(),
-        used_for: DirectoryUse::Given,
-        kind: None,
-        free_bytes: None,
-        total_bytes: None,
-        free_inodes: None,
-        total_inodes: None,
-        write_rate: None,
-        sync_seconds: None,
-        error: None,
-    }
+    FileSystem { error: Some(error), ..FileSystem::default() }
 }
 
 fn test(dir: &Path, bytes: u64, canceled: &AtomicBool) -> FileSystem {
-    let mut found = empty();
+    let mut found = FileSystem::default();
     if let Ok(stat) = rustix::fs::statvfs(dir) {
         found.free_bytes = stat.f_bavail.checked_mul(stat.f_frsize);
         found.total_bytes = stat.f_blocks.checked_mul(stat.f_frsize);

@@ -32,7 +32,7 @@ pub use collective_library::{library_version, release_of};
 pub use leftovers::JobIdentity;
 pub use nics::{NicCounters, add_new_errors, nic_counters};
 pub use plugin_library::{
-    LoadedPlugin, add_loaded, load_library, read_plugin, table_names, table_symbols,
+    TableNames, add_loaded, load_library, read_plugin, table_names, table_symbols,
 };
 
 /// What to collect.

@@ -7,7 +7,7 @@ use regatta_model::hash::fnv1a;
 
 use crate::facts::NetPlugin;
 use crate::plugin::PluginKind;
-use crate::plugin::kind::versions;
+use crate::plugin::kind::{named, versions};
 
 /// Larger files are not plug-ins.
 const MAX_LEN: u64 = 1 << 30;
@@ -50,11 +50,8 @@ fn inspect(path: String, bytes: &[u8]) -> NetPlugin {
 }
 
 fn other_interfaces(symbols: &[&str]) -> Vec<String> {
-    let named = |kind: PluginKind| -> Vec<String> {
-        let versions = versions(symbols, kind.symbol_prefix());
-        versions.iter().map(|version| format!("{} v{version}", kind.name())).collect()
-    };
-    [PluginKind::Tuner, PluginKind::Profiler].into_iter().flat_map(named).collect()
+    let of_kind = |kind: PluginKind| named(symbols, kind.name(), kind.symbol_prefix());
+    [PluginKind::Tuner, PluginKind::Profiler].into_iter().flat_map(of_kind).collect()
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use regatta_discover::Sysroot;
+use regatta_discover::{Sysroot, procfs};
 use regatta_model::Machine;
 
 use super::file_systems::TestFile;
@@ -15,15 +15,15 @@ const BUSY_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(super) fn collect(root: &Sysroot, machine: &Machine) -> OsFacts {
     let limits = root.read_text("/proc/self/limits").unwrap_or_default();
-    let limit = |name: &str| parse_limit(&limits, name);
+    let limit = |name: &str| procfs::limit(&limits, name);
     let memory = root.read_text("/proc/meminfo").unwrap_or_default();
     let mut facts = OsFacts {
         open_files: limit("Max open files"),
         max_processes: limit("Max processes").map(|(soft, _)| soft),
         memlock: limit("Max locked memory").map(|(soft, _)| soft),
         shm_total: machine.os.shm_bytes,
-        memory_total: parse_meminfo(&memory, "MemTotal:"),
-        memory_available: parse_meminfo(&memory, "MemAvailable:"),
+        memory_total: procfs::memory(&memory, "MemTotal:"),
+        memory_available: procfs::memory(&memory, "MemAvailable:"),
         memory_errors: memory_errors(root),
         cpu_quota: cpu_quota(root),
         cpu_governor: governors(root),
@@ -36,23 +36,6 @@ pub(super) fn collect(root: &Sysroot, machine: &Machine) -> OsFacts {
         facts.busy_cpus = busy_cpus(root);
     }
     facts
-}
-
-/// Soft and hard limit of a line such as `Max open files   1024   4096   files`; `u64::MAX` is
-/// unlimited.
-fn parse_limit(limits: &str, name: &str) -> Option<(u64, u64)> {
-    let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
-    let mut words = line.split_whitespace().map(|word| match word {
-        "unlimited" => Some(u64::MAX),
-        number => number.parse().ok(),
-    });
-    Some((words.next()??, words.next()??))
-}
-
-/// Bytes of a line such as `MemTotal:  527998564 kB`.
-fn parse_meminfo(text: &str, name: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 fn parse_uptime(text: &str) -> Option<u64> {
@@ -78,35 +61,9 @@ fn governors(root: &Sysroot) -> Option<String> {
     (!found.is_empty()).then(|| found.join(","))
 }
 
-/// The directories of this process's cgroup of a controller and of its parents, innermost first: v2
-/// (`0::/path`), then v1 (`5:memory:/path`).
-fn cgroup_dirs(root: &Sysroot, controller: &str) -> Vec<String> {
-    let text = root.read_text("/proc/self/cgroup").unwrap_or_default();
-    let mut dirs = Vec::new();
-    for line in text.lines() {
-        let mut parts = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
-        let base = match controllers {
-            "" => "/sys/fs/cgroup".to_owned(),
-            list if list.split(',').any(|name| name == controller) => {
-                let joint = format!("/sys/fs/cgroup/{list}");
-                if root.exists(&joint) { joint } else { format!("/sys/fs/cgroup/{controller}") }
-            }
-            _ => continue,
-        };
-        let mut path = path.trim_end_matches('/');
-        loop {
-            dirs.push(format!("{base}{path}"));
-            let Some((parent, _)) = path.rsplit_once('/') else { break };
-            path = parent;
-        }
-    }
-    dirs
-}
-
 /// The lowest memory limit of the cgroup and its parents.
 fn memory_limit(root: &Sysroot) -> Option<u64> {
-    let dirs = cgroup_dirs(root, "memory");
+    let dirs = procfs::cgroup_dirs(root, "memory");
     let files = ["memory.max", "memory.limit_in_bytes"];
     let paths = dirs.iter().flat_map(|dir| files.map(|file| format!("{dir}/{file}")));
     paths.filter_map(|path| root.read_value::<u64>(&path)).min()
@@ -122,7 +79,7 @@ fn cpu_quota(root: &Sysroot) -> Option<f64> {
         };
         parse_quota(&v2.or_else(v1)?)
     };
-    cgroup_dirs(root, "cpu").iter().filter_map(quota).min_by(f64::total_cmp)
+    procfs::cgroup_dirs(root, "cpu").iter().filter_map(quota).min_by(f64::total_cmp)
 }
 
 /// CPUs of `150000 100000`: time per period. `max` and -1 are unlimited.
@@ -239,8 +196,8 @@ mod tests {
     proptest! {
         #[test]
         fn parsers_never_panic(text in "(Max open files|MemTotal:|cpu )?[ a-z0-9:.\n-]*") {
-            let _ = parse_limit(&text, "Max open files");
-            let _ = parse_meminfo(&text, "MemTotal:");
+            let _ = procfs::limit(&text, "Max open files");
+            let _ = procfs::memory(&text, "MemTotal:");
             let _ = parse_uptime(&text);
             let _ = parse_quota(&text);
             let _ = parse_cpu_times(&text);

@@ -6,7 +6,6 @@ use std::path::Path;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use regatta_discover::loader::{Loader, elf};
-use serde::{Deserialize, Serialize};
 
 use crate::plugin::kind::{interfaces, other_interfaces};
 use crate::plugin::report::{LibraryFacts, LoadResult};
@@ -40,21 +39,17 @@ pub fn read_plugin(loader: &Loader, path: &str, file: &[u8], host: u16) -> Libra
     }
 }
 
-/// A loaded library.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LoadedPlugin {
-    /// The first field of the table of each requested symbol: its name in NCCL's log.
-    pub names: Vec<Option<String>>,
-}
+/// The first field of the table of each requested symbol of a loaded library: its name in NCCL's log.
+pub type TableNames = Vec<Option<String>>;
 
 /// Adds what loading a library has shown.
-pub fn add_loaded(facts: &mut LibraryFacts, symbols: &[String], loaded: &LoadedPlugin) {
+pub fn add_loaded(facts: &mut LibraryFacts, symbols: &[String], names: &TableNames) {
     facts.load = LoadResult::Loaded;
     for interface in &mut facts.interfaces {
         let name = |version: &u32| {
             let symbol = interface.kind.symbol(*version);
             let at = symbols.iter().position(|requested| *requested == symbol)?;
-            loaded.names.get(at)?.clone()
+            names.get(at)?.clone()
         };
         interface.name = interface.versions.iter().rev().find_map(name);
     }
@@ -78,10 +73,10 @@ pub fn load_library(path: &Path) -> Result<&'static Library, String> {
 }
 
 /// The names in the tables of these symbols. No function of the library is called.
-pub fn table_names(library: &Library, symbols: &[String]) -> LoadedPlugin {
+pub fn table_names(library: &Library, symbols: &[String]) -> TableNames {
     let probe = std::io::pipe().ok().map(|(read, write)| (read.into(), write.into()));
     let name = |symbol: &String| table_name(library, symbol, probe.as_ref()?);
-    LoadedPlugin { names: symbols.iter().map(name).collect() }
+    symbols.iter().map(name).collect()
 }
 
 fn table_name(library: &Library, symbol: &str, probe: &(OwnedFd, OwnedFd)) -> Option<String> {
@@ -163,7 +158,7 @@ mod tests {
         let mut facts = read_plugin(&loader(), "/opt/libp.so", &file, 62);
         let symbols = table_symbols(&facts);
         let names = vec![Some("eight".to_owned()), None];
-        add_loaded(&mut facts, &symbols, &LoadedPlugin { names });
+        add_loaded(&mut facts, &symbols, &names);
         assert_eq!(facts.interfaces[0].name.as_deref(), Some("eight"));
         assert_eq!(facts.load, LoadResult::Loaded);
     }
@@ -179,7 +174,7 @@ mod tests {
         // The C library's data and functions are no tables, but nothing is called.
         let library = Library::this();
         let symbols = ["environ", "malloc", "no_such_symbol"].map(str::to_owned);
-        let names = table_names(&library, &symbols).names;
+        let names = table_names(&library, &symbols);
         assert_eq!((names.len(), names[2].as_deref()), (3, None));
         let probe = std::io::pipe().map(|(read, write)| (read.into(), write.into())).unwrap();
         assert_eq!(read_memory::<8>(std::ptr::null(), &probe), None);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use regatta_discover::Sysroot;
+use regatta_discover::{Sysroot, procfs};
 
 /// Clock ticks per second in procfs, a constant of the kernel's interface.
 const TICKS_PER_SECOND: u64 = 100;
@@ -47,10 +47,8 @@ pub(super) fn list(root: &Sysroot) -> Vec<Process> {
 fn read(root: &Sysroot, pid: u32) -> Option<Process> {
     let text = |file: &str| root.read_text(&format!("/proc/{pid}/{file}"));
     let mut process = parse_stat(&text("stat")?)?;
-    let status = text("status")?;
-    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     process.pid = pid;
-    process.uid = uids.split_whitespace().next()?.parse().ok()?;
+    process.uid = procfs::user(root, pid)?;
     process.command = text("cmdline")?.replace('\0', " ").trim().to_owned();
     Some(process)
 }

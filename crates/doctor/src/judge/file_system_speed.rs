@@ -1,10 +1,8 @@
 //! Write bandwidth of the file systems.
 
-use std::collections::BTreeMap;
-
 use regatta_model::units::{format_si_unit, format_time};
 
-use super::findings::{Findings, lower_median, upper_median};
+use super::findings::{Findings, by_key, lower_median, upper_median};
 use crate::diagnosis::{Check, CheckResult, Verdict};
 use crate::facts::{FileSystem, JobFacts, NodeFacts};
 
@@ -25,13 +23,8 @@ pub(super) fn judge(facts: &JobFacts) -> CheckResult {
     if systems().all(|fs| fs.write_rate.is_none() && fs.sync_seconds.is_none()) {
         return CheckResult::skipped(Check::FileSystemSpeed, "not measured");
     }
-    let mut by_path: BTreeMap<&str, Vec<(&NodeFacts, &FileSystem)>> = BTreeMap::new();
-    for node in &facts.nodes {
-        for fs in &node.file_systems {
-            by_path.entry(&fs.path).or_default().push((node, fs));
-        }
-    }
     let mut findings = Findings::default();
+    let by_path = by_key(facts, |node| node.file_systems.iter().map(|fs| (&fs.path, fs)));
     for (path, nodes) in by_path {
         judge_path(path, &nodes, &mut findings);
     }

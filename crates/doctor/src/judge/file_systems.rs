@@ -1,10 +1,8 @@
 //! File systems writable, with free space and inodes, and mounted everywhere.
 
-use std::collections::BTreeMap;
-
 use regatta_model::units::format_bytes;
 
-use super::findings::Findings;
+use super::findings::{Findings, by_key};
 use super::majority::Groups;
 use crate::diagnosis::{Check, CheckResult, Verdict};
 use crate::facts::{DirectoryUse, FileSystem, JobFacts, NodeFacts};
@@ -93,13 +91,9 @@ fn judge_inodes(node: &NodeFacts, fs: &FileSystem, findings: &mut Findings) {
 
 /// A directory whose file system is not mounted on a node is on another type there.
 fn judge_mounts(facts: &JobFacts, findings: &mut Findings) {
-    let mut kinds: BTreeMap<&str, Vec<(&str, Option<&str>)>> = BTreeMap::new();
-    for node in &facts.nodes {
-        for fs in &node.file_systems {
-            kinds.entry(&fs.path).or_default().push((&node.host, fs.kind.as_deref()));
-        }
-    }
-    for (path, kinds) in kinds {
+    let by_path = by_key(facts, |node| node.file_systems.iter().map(|fs| (&fs.path, &fs.kind)));
+    for (path, kinds) in by_path {
+        let kinds = kinds.iter().map(|(node, kind)| (node.host.as_str(), kind.as_deref()));
         let what = format!("type of the file system of {path}");
         let fix = format!("mount the file system of {path}, or exclude the node");
         findings.add_differing(Verdict::Fail, &what, &Groups::new(kinds), &fix);

@@ -1,11 +1,13 @@
 //! Collects the findings of a check: nodes with the same defect share one.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 
 use regatta_model::hostlist;
 
 use super::majority::Groups;
 use crate::diagnosis::{Finding, Verdict};
+use crate::facts::{JobFacts, NodeFacts};
 
 /// Different values that a reason lists.
 const MAX_VALUES: usize = 3;
@@ -101,6 +103,30 @@ impl Findings {
         };
         self.defects.into_iter().map(finding).collect()
     }
+}
+
+/// The values of all nodes by key, each with its node.
+pub(super) fn by_key<'a, K: Ord, V, I: IntoIterator<Item = (K, V)>>(
+    facts: &'a JobFacts,
+    of: impl Fn(&'a NodeFacts) -> I,
+) -> BTreeMap<K, Vec<(&'a NodeFacts, V)>> {
+    let mut values: BTreeMap<K, Vec<_>> = BTreeMap::new();
+    for node in &facts.nodes {
+        for (key, value) in of(node) {
+            values.entry(key).or_default().push((node, value));
+        }
+    }
+    values
+}
+
+/// The upper median of each key's values.
+pub(super) fn upper_medians<K: Ord>(
+    values: BTreeMap<K, Vec<(&NodeFacts, f64)>>,
+) -> BTreeMap<K, f64> {
+    let median = |(key, values): (K, Vec<(&NodeFacts, f64)>)| {
+        Some((key, upper_median(values.into_iter().map(|(_, value)| value))?))
+    };
+    values.into_iter().filter_map(median).collect()
 }
 
 /// The median, of an even number of values the upper one: of two nodes the one with less is at

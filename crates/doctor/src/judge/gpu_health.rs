@@ -1,8 +1,10 @@
 //! Health of the GPUs: memory errors, throttling, power, PCIe links, memory in use.
 
+use std::collections::BTreeMap;
+
 use regatta_model::units::format_bytes;
 
-use super::findings::{Findings, lower_median, upper_median};
+use super::findings::{Findings, by_key, lower_median, upper_median, upper_medians};
 use super::majority::Groups;
 use crate::diagnosis::{Check, CheckResult, Verdict};
 use crate::facts::{GpuHealth, JobFacts, NodeFacts};
@@ -108,21 +110,15 @@ struct Usual {
     clock: Option<f64>,
     lanes: Option<f64>,
     /// By GPU index.
-    pcie: Vec<Option<f64>>,
+    pcie: BTreeMap<u32, f64>,
 }
 
 impl Usual {
     fn new(facts: &JobFacts) -> Self {
         let gpus = || facts.nodes.iter().flat_map(|node| &node.gpus);
-        let count = gpus().map(|gpu| gpu.index.saturating_add(1)).max().unwrap_or(0).min(4096);
-        let mut by_index: Vec<Vec<f64>> = vec![Vec::new(); count as usize];
-        for gpu in gpus() {
-            if let (Some(bandwidth), Some(list)) =
-                (pcie_bandwidth(gpu), by_index.get_mut(gpu.index as usize))
-            {
-                list.push(bandwidth);
-            }
-        }
+        let pcie = by_key(facts, |node| {
+            node.gpus.iter().filter_map(|gpu| Some((gpu.index, pcie_bandwidth(gpu)?)))
+        });
         // A clock below the default is an exception if most GPUs have none.
         let unlocked = gpus().filter(|gpu| gpu.max_clock.is_none()).count();
         let clocks = || gpus().filter_map(|gpu| gpu.max_clock.map(f64::from));
@@ -132,7 +128,7 @@ impl Usual {
             links: upper_median(gpus().filter_map(|gpu| gpu.active_links.map(f64::from))),
             clock: if unlocked >= locked { None } else { lower_median(clocks()) },
             lanes: upper_median(gpus().filter_map(|gpu| gpu.pcie_width.map(|(now, _)| now.into()))),
-            pcie: by_index.into_iter().map(upper_median).collect(),
+            pcie: upper_medians(pcie),
         }
     }
 
@@ -166,9 +162,8 @@ impl Usual {
 
     fn compare_pcie(&self, node: &NodeFacts, gpu: &GpuHealth, findings: &mut Findings) {
         let (index, Some((lanes, max))) = (gpu.index, gpu.pcie_width) else { return };
-        let usual = self.pcie.get(index as usize).copied().flatten();
-        if let (Some(bandwidth), Some(usual)) = (pcie_bandwidth(gpu), usual)
-            && bandwidth < usual
+        if let (Some(bandwidth), Some(usual)) = (pcie_bandwidth(gpu), self.pcie.get(&index))
+            && bandwidth < *usual
         {
             let what = format!("PCIe link of GPU {index} is slower than on the other nodes");
             let generation = gpu.pcie_generation.map_or(0, |(_, max)| max);

@@ -22,6 +22,9 @@ const MEMLOCK_FIX: &str = "`ulimit -l unlimited`; set memlock in /etc/security/l
                            LimitMEMLOCK=infinity in slurmd's unit and \
                            PropagateResourceLimitsExcept=MEMLOCK, in containers --ulimit memlock=-1";
 
+const LIMIT_FIX: &str =
+    "raise it in /etc/security/limits.conf or the unit of the scheduler's daemon";
+
 pub(super) fn judge(facts: &JobFacts) -> CheckResult {
     let mut findings = Findings::default();
     let limits = [
@@ -30,18 +33,21 @@ pub(super) fn judge(facts: &JobFacts) -> CheckResult {
             value: |os| os.memlock,
             verdict: Verdict::Fail,
             format: bytes,
+            fix: MEMLOCK_FIX,
         },
         Limit {
             name: "limit of open files",
             value: hard_files,
             verdict: Verdict::Warn,
             format: count,
+            fix: LIMIT_FIX,
         },
         Limit {
             name: "limit of processes",
             value: |os| os.max_processes,
             verdict: Verdict::Warn,
             format: count,
+            fix: LIMIT_FIX,
         },
     ];
     for limit in limits {
@@ -82,6 +88,7 @@ struct Limit {
     value: fn(&OsFacts) -> Option<u64>,
     verdict: Verdict,
     format: fn(u64) -> String,
+    fix: &'static str,
 }
 
 impl Limit {
@@ -93,13 +100,7 @@ impl Limit {
             if (value as f64) < MIN_SHARE * usual {
                 let other = (self.format)(usual as u64);
                 let what = format!("{} is below the other nodes' {other}", self.name);
-                let fix = match self.name {
-                    "memlock limit" => MEMLOCK_FIX,
-                    _ => {
-                        "raise it in /etc/security/limits.conf or the unit of the scheduler's daemon"
-                    }
-                };
-                findings.add(self.verdict, &node.host, what, (self.format)(value), fix);
+                findings.add(self.verdict, &node.host, what, (self.format)(value), self.fix);
             }
         }
     }

@@ -38,8 +38,8 @@ use crate::facts::JobFacts;
 
 /// Judges the nodes of a job by all checks but `skip`.
 pub fn judge(facts: &JobFacts, skip: &BTreeSet<Check>) -> Diagnosis {
-    let checks = Check::ALL.into_iter().filter(|check| !skip.contains(check));
-    let checks: Vec<CheckResult> = checks.map(|check| run(check, facts)).collect();
+    let wanted = CHECKS.iter().filter(|(check, ..)| !skip.contains(check));
+    let checks: Vec<CheckResult> = wanted.map(|(.., judge)| judge(facts)).collect();
     let bad_nodes = bad_nodes(facts, &checks);
     Diagnosis {
         verdict: checks.iter().map(|c| c.verdict).max().unwrap_or(Verdict::Skip),
@@ -51,28 +51,42 @@ pub fn judge(facts: &JobFacts, skip: &BTreeSet<Check>) -> Diagnosis {
     }
 }
 
-fn run(check: Check, facts: &JobFacts) -> CheckResult {
-    match check {
-        Check::Nodes => nodes::judge(facts),
-        Check::Reachability => network::reachability(facts),
-        Check::Bandwidth => network::bandwidth(facts),
-        Check::Clocks => network::clocks(facts),
-        Check::Speed => speed::judge(facts),
-        Check::Gpus => gpus::judge(facts),
-        Check::GpuHealth => gpu_health::judge(facts),
-        Check::PeerToPeer => peer_to_peer::judge(facts),
-        Check::Nics => nics::judge(facts),
-        Check::NicErrors => nic_errors::judge(facts),
-        Check::Mtu => mtu::judge(facts),
-        Check::FileSystems => file_systems::judge(facts),
-        Check::FileSystemSpeed => file_system_speed::judge(facts),
-        Check::SharedMemory => shared_memory::judge(facts),
-        Check::Limits => limits::judge(facts),
-        Check::Memory => memory::judge(facts),
-        Check::DeviceFiles => device_files::judge(facts),
-        Check::Versions => versions::judge(facts),
-        Check::NetPlugin => net_plugin::judge(facts),
-        Check::Leftovers => leftovers::judge(facts),
+/// A check, its name, and how it judges the nodes of a job.
+type Entry = (Check, &'static str, fn(&JobFacts) -> CheckResult);
+
+/// All checks, in the order of the report.
+const CHECKS: [Entry; 20] = [
+    (Check::Nodes, "nodes", nodes::judge),
+    (Check::Gpus, "gpus", gpus::judge),
+    (Check::GpuHealth, "gpu-health", gpu_health::judge),
+    (Check::PeerToPeer, "peer-to-peer", peer_to_peer::judge),
+    (Check::Nics, "nics", nics::judge),
+    (Check::NicErrors, "nic-errors", nic_errors::judge),
+    (Check::Mtu, "mtu", mtu::judge),
+    (Check::Reachability, "reachability", network::reachability),
+    (Check::Bandwidth, "bandwidth", network::bandwidth),
+    (Check::Clocks, "clocks", network::clocks),
+    (Check::FileSystems, "file-systems", file_systems::judge),
+    (Check::FileSystemSpeed, "file-system-speed", file_system_speed::judge),
+    (Check::SharedMemory, "shared-memory", shared_memory::judge),
+    (Check::Limits, "limits", limits::judge),
+    (Check::Memory, "memory", memory::judge),
+    (Check::DeviceFiles, "device-files", device_files::judge),
+    (Check::Versions, "versions", versions::judge),
+    (Check::NetPlugin, "net-plugin", net_plugin::judge),
+    (Check::Leftovers, "leftovers", leftovers::judge),
+    (Check::Speed, "speed", speed::judge),
+];
+
+impl Check {
+    /// All checks, in the order of the report.
+    pub fn all() -> impl Iterator<Item = Self> {
+        CHECKS.iter().map(|(check, ..)| *check)
+    }
+
+    /// The name in reports and of `--skip`.
+    pub fn name(self) -> &'static str {
+        CHECKS.iter().find(|(check, ..)| *check == self).map_or("", |(_, name, _)| name)
     }
 }
 

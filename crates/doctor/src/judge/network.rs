@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use regatta_model::units::{format_si_unit, format_time, pluralize};
 
 use super::blame::{Blame, Edge, blame};
+use super::findings::upper_median;
 use crate::diagnosis::{Check, CheckResult, Finding, Verdict};
 use crate::facts::{JobFacts, NodeFacts, Peer};
 
@@ -88,9 +89,8 @@ pub(super) fn reachability(facts: &JobFacts) -> CheckResult {
 
 fn unreachable(host: &str, reason: String) -> Finding {
     let fix = "check link, address, routes and firewall of the NIC (`ip address`, `ip route`); \
-               exclude the node"
-        .to_owned();
-    Finding { verdict: Verdict::Fail, hosts: vec![host.to_owned()], reason, fix }
+               exclude the node";
+    Finding::of(Verdict::Fail, host, reason, fix)
 }
 
 fn first_error(tests: &Tests<'_>, of: impl Fn(usize, usize) -> bool) -> String {
@@ -130,9 +130,7 @@ fn usual_rate(rates: &[(usize, usize, f64)]) -> Option<f64> {
             *known = known.max(rate);
         }
     }
-    let mut best: Vec<f64> = best.into_values().collect();
-    best.sort_by(f64::total_cmp);
-    best.get(best.len() / 2).copied()
+    upper_median(best.into_values())
 }
 
 fn slow_nodes(
@@ -156,8 +154,7 @@ fn slow_nodes(
         let verdict = if rate < far_too_slow * usual { Verdict::Fail } else { Verdict::Warn };
         let [rate, usual] = [rate, usual].map(|rate| format_si_unit(rate, "B/s"));
         let reason = format!("{rate} {between} over {nic}; the usual rate is {usual}");
-        let hosts = vec![host(&facts.nodes, at).to_owned()];
-        Finding { verdict, hosts, reason, fix: SLOW_FIX.to_owned() }
+        Finding::of(verdict, host(&facts.nodes, at), reason, SLOW_FIX)
     };
     let of_nodes = nodes
         .iter()
@@ -188,24 +185,21 @@ pub(super) fn clocks(facts: &JobFacts) -> CheckResult {
     let largest = |of: &dyn Fn(usize, usize) -> bool| {
         tests.iter().filter(|(a, b, _)| of(*a, *b)).map(|(.., skew)| *skew).fold(0.0, f64::max)
     };
-    let finding = |at: usize, skew: f64, from: String| Finding {
-        verdict: if skew > LARGE_SKEW { Verdict::Fail } else { Verdict::Warn },
-        hosts: vec![host(&facts.nodes, at).to_owned()],
-        reason: format!("the clock differs by {} from {from}", format_time(skew)),
-        fix: "synchronise the clock (`chronyc tracking`); report the node to the site".to_owned(),
+    let finding = |at: usize, skew: f64, from: &str| {
+        let verdict = if skew > LARGE_SKEW { Verdict::Fail } else { Verdict::Warn };
+        let reason = format!("the clock differs by {} from {from}", format_time(skew));
+        let fix = "synchronise the clock (`chronyc tracking`); report the node to the site";
+        Finding::of(verdict, host(&facts.nodes, at), reason, fix)
     };
     let mut findings: Vec<Finding> = Vec::new();
     for (node, ..) in nodes {
         let skew = largest(&|a, b| a == node || b == node);
-        findings.push(finding(node, skew, "the other nodes'".to_owned()));
+        findings.push(finding(node, skew, "the other nodes'"));
     }
     let mut seen = BTreeSet::new();
     for (a, b) in pairs.into_iter().filter(|pair| seen.insert(*pair)) {
-        findings.push(finding(
-            b,
-            largest(&|x, y| (x, y) == (a, b)),
-            host(&facts.nodes, a).to_owned(),
-        ));
+        let skew = largest(&|x, y| (x, y) == (a, b));
+        findings.push(finding(b, skew, host(&facts.nodes, a)));
     }
     let skew = tests.iter().map(|(.., skew)| *skew).fold(0.0, f64::max);
     let summary = match skew > 0.0 {

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::findings::{Findings, lower_median};
+use super::findings::{Findings, by_key, lower_median};
 use crate::diagnosis::{Check, CheckResult, Verdict};
-use crate::facts::{JobFacts, NodeFacts};
+use crate::facts::{JobFacts, NicHealth, NodeFacts};
 
 /// Errors during the tests: healthy links have a few.
 const WARN_NEW: u64 = 10;
@@ -47,17 +47,17 @@ fn judge_new(node: &NodeFacts, findings: &mut Findings) {
 }
 
 /// The usual value of each counter of each NIC; nodes without errors have 0.
-fn usual(facts: &JobFacts) -> BTreeMap<(&str, &str), f64> {
-    let mut counts: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
-    for nic in facts.nodes.iter().flat_map(|node| &node.nics) {
-        for (counter, count) in &nic.errors {
-            counts.entry((&nic.name, counter)).or_default().push(*count as f64);
-        }
-    }
-    let nodes = facts.nodes.len();
-    let median = |(key, mut values): ((_, _), Vec<f64>)| {
-        values.resize(nodes.max(values.len()), 0.0);
-        Some((key, lower_median(values)?))
+fn usual<'a>(facts: &'a JobFacts) -> BTreeMap<(&'a str, &'a str), f64> {
+    let counts = by_key(facts, |node| {
+        let of_nic = |nic: &'a NicHealth| {
+            nic.errors.iter().map(|(name, count)| ((nic.name.as_str(), name.as_str()), *count))
+        };
+        node.nics.iter().flat_map(of_nic)
+    });
+    let median = |(key, values): (_, Vec<(&NodeFacts, u64)>)| {
+        let zeros = std::iter::repeat_n(0.0, facts.nodes.len().saturating_sub(values.len()));
+        let values = values.into_iter().map(|(_, count)| count as f64);
+        Some((key, lower_median(values.chain(zeros))?))
     };
     counts.into_iter().filter_map(median).collect()
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use regatta_model::units::{format_mbit_per_s, pluralize};
 use regatta_model::{LinkState, Nic, NicKind};
 
-use super::findings::{Findings, upper_median};
+use super::findings::{Findings, by_key, upper_median, upper_medians};
 use crate::diagnosis::{Check, CheckResult, Verdict};
 use crate::fabric::fabric;
 use crate::facts::{JobFacts, NicHealth, NodeFacts};
@@ -111,34 +111,23 @@ fn judge_common(node: &NodeFacts, names: &BTreeSet<String>, findings: &mut Findi
 }
 
 /// Usual speeds by interface.
-#[derive(Default)]
-struct Usual {
-    speed: BTreeMap<String, f64>,
-    pcie: BTreeMap<String, f64>,
+struct Usual<'a> {
+    speed: BTreeMap<&'a String, f64>,
+    pcie: BTreeMap<&'a String, f64>,
 }
 
-impl Usual {
-    fn new(facts: &JobFacts, names: &BTreeSet<String>) -> Self {
-        let mut usual = Self::default();
-        let mut speeds: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-        let mut links: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-        for node in &facts.nodes {
-            for nic in fabric(&node.machine.nics).iter().filter(|nic| names.contains(&nic.name)) {
-                if let Some(speed) = nic.speed_mbit {
-                    speeds.entry(&nic.name).or_default().push(speed as f64);
-                }
-            }
-            for nic in node.nics.iter().filter(|nic| names.contains(&nic.name)) {
-                if let Some(bandwidth) = pcie_gbit(nic) {
-                    links.entry(&nic.name).or_default().push(bandwidth);
-                }
-            }
-        }
-        let median =
-            |(name, values): (&str, Vec<f64>)| Some((name.to_owned(), upper_median(values)?));
-        usual.speed = speeds.into_iter().filter_map(median).collect();
-        usual.pcie = links.into_iter().filter_map(median).collect();
-        usual
+impl<'a> Usual<'a> {
+    fn new(facts: &'a JobFacts, names: &BTreeSet<String>) -> Self {
+        let speeds = by_key(facts, |node| {
+            let nics = fabric(&node.machine.nics).into_iter();
+            let nics = nics.filter(|nic| names.contains(&nic.name));
+            nics.filter_map(|nic| Some((&nic.name, nic.speed_mbit? as f64)))
+        });
+        let links = by_key(facts, |node| {
+            let nics = node.nics.iter().filter(|nic| names.contains(&nic.name));
+            nics.filter_map(|nic| Some((&nic.name, pcie_gbit(nic)?)))
+        });
+        Self { speed: upper_medians(speeds), pcie: upper_medians(links) }
     }
 
     /// Compares with the other nodes. A speed below the site's is a finding already.

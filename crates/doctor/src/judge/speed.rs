@@ -1,9 +1,8 @@
 //! Speed of cores, memory and GPUs, relative to the other nodes.
 
-use std::collections::BTreeMap;
-
 use regatta_model::units::format_si_unit;
 
+use super::findings::{by_key, upper_median};
 use crate::diagnosis::{Check, CheckResult, Finding, Verdict};
 use crate::facts::{JobFacts, NodeFacts, Rate, RateTest};
 
@@ -21,7 +20,9 @@ const QUOTA_TOLERANCE: f64 = 0.9;
 type Key<'a> = (RateTest, Option<&'a str>);
 
 pub(super) fn judge(facts: &JobFacts) -> CheckResult {
-    let groups = groups(facts);
+    let groups = by_key(facts, |node| {
+        node.rates.iter().map(move |rate| ((rate.test, model(node, rate)), rate))
+    });
     if groups.is_empty() {
         return CheckResult::skipped(Check::Speed, "not measured");
     }
@@ -42,16 +43,6 @@ pub(super) fn judge(facts: &JobFacts) -> CheckResult {
     };
     let summary: Vec<String> = groups.iter().filter_map(usual).collect();
     CheckResult::new(Check::Speed, summary.join(", "), findings)
-}
-
-fn groups(facts: &JobFacts) -> BTreeMap<Key<'_>, Vec<(&NodeFacts, &Rate)>> {
-    let mut groups: BTreeMap<Key<'_>, Vec<(&NodeFacts, &Rate)>> = BTreeMap::new();
-    for node in &facts.nodes {
-        for rate in &node.rates {
-            groups.entry((rate.test, model(node, rate))).or_default().push((node, rate));
-        }
-    }
-    groups
 }
 
 /// The model of the GPU, or of the CPU, with which rates can be compared.
@@ -80,9 +71,7 @@ fn unit(test: RateTest) -> &'static str {
 
 /// The upper median: of two nodes the slower one is at fault.
 fn usual(rates: impl Iterator<Item = f64>) -> Option<f64> {
-    let mut rates: Vec<f64> = rates.filter(|rate| rate.is_finite()).collect();
-    rates.sort_by(f64::total_cmp);
-    rates.get(rates.len() / 2).copied().filter(|rate| *rate > 0.0)
+    upper_median(rates.filter(|rate| rate.is_finite())).filter(|rate| *rate > 0.0)
 }
 
 fn slow(
@@ -136,12 +125,11 @@ fn quotas(facts: &JobFacts) -> Vec<Finding> {
     let Some(usual) = usual(facts.nodes.iter().map(cpus)) else { return Vec::new() };
     let is_restricted =
         |node: &&NodeFacts| node.os.cpu_quota.is_some() && cpus(node) < QUOTA_TOLERANCE * usual;
-    let finding = |node: &NodeFacts| Finding {
-        verdict: Verdict::Fail,
-        hosts: vec![node.host.clone()],
-        reason: format!("the cgroup allows {:.1} CPUs; usual are {usual:.1}", cpus(node)),
-        fix: "request whole nodes (`--exclusive`), or raise the CPU limit of the container or pod"
-            .to_owned(),
+    let finding = |node: &NodeFacts| {
+        let reason = format!("the cgroup allows {:.1} CPUs; usual are {usual:.1}", cpus(node));
+        let fix =
+            "request whole nodes (`--exclusive`), or raise the CPU limit of the container or pod";
+        Finding::of(Verdict::Fail, &node.host, reason, fix)
     };
     facts.nodes.iter().filter(is_restricted).map(finding).collect()
 }

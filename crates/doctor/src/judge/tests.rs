@@ -194,7 +194,7 @@ fn one_gpu_with_fewer_lanes_is_a_warning() {
 #[test]
 fn every_check_is_documented() {
     let page = include_str!("../../../../docs/doctor.md");
-    for check in Check::ALL {
+    for check in Check::all() {
         assert!(page.contains(&format!("\n| `{}` |", check.name())), "{}", check.name());
     }
 }

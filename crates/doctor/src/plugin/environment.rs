@@ -1,9 +1,11 @@
 //! The plug-ins that the variables of a job select.
 
+use std::collections::HashSet;
+
 use serde::{Deserialize, Serialize};
 
 use super::kind::PluginKind;
-use super::names::{Selection, selection};
+use super::names;
 use super::releases::{CollectiveLibrary, Release};
 use super::report::LibraryReport;
 
@@ -92,15 +94,9 @@ fn values(kind: PluginKind, value: Option<String>) -> Vec<Option<String>> {
 }
 
 fn names(kind: PluginKind, libraries: &[CollectiveLibrary], value: Option<&str>) -> Vec<String> {
-    let mut found: Vec<String> = Vec::new();
-    for library in libraries {
-        if let Selection::Names(names) = selection(kind, *library, value) {
-            found.extend(names);
-        }
-    }
-    let mut seen = std::collections::HashSet::new();
-    found.retain(|name| seen.insert(name.clone()));
-    found
+    let tried = libraries.iter().flat_map(|library| names::names(kind, *library, value));
+    let mut seen = HashSet::new();
+    tried.filter(|name| seen.insert(name.clone())).collect()
 }
 
 #[cfg(test)]

@@ -96,10 +96,12 @@ const OTHER_INTERFACES: [(&str, &str); 4] = [
 
 /// Other interfaces of NCCL that these symbols export: `collnet v8`.
 pub fn other_interfaces(symbols: &[&str]) -> Vec<String> {
-    let named = |(name, prefix): (&str, &str)| -> Vec<String> {
-        versions(symbols, prefix).iter().map(|version| format!("{name} v{version}")).collect()
-    };
-    OTHER_INTERFACES.into_iter().flat_map(named).collect()
+    OTHER_INTERFACES.into_iter().flat_map(|(name, prefix)| named(symbols, name, prefix)).collect()
+}
+
+/// The versions after a prefix with the name of their interface: `collnet v8`.
+pub(crate) fn named(symbols: &[&str], name: &str, prefix: &str) -> Vec<String> {
+    versions(symbols, prefix).iter().map(|version| format!("{name} v{version}")).collect()
 }
 
 /// The versions after a prefix, in ascending order.

@@ -3,30 +3,22 @@
 use super::kind::PluginKind;
 use super::releases::CollectiveLibrary;
 
-/// What a variable selects.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Selection {
-    /// The value `none`: no library is opened.
-    Disabled,
-    /// Names in the order in which the loader gets them.
-    Names(Vec<String>),
-}
-
 /// The names that a library of collectives tries for the value of a kind's variable, `None` if it is
-/// not set: the value itself, then as a suffix of the default name.
-pub fn selection(kind: PluginKind, library: CollectiveLibrary, value: Option<&str>) -> Selection {
+/// not set, in the order in which the loader gets them: the value itself, then as a suffix of the default
+/// name. None for the value `none`: no library is opened.
+pub fn names(kind: PluginKind, library: CollectiveLibrary, value: Option<&str>) -> Vec<String> {
     let prefixes = kind.file_prefixes(library);
     let Some(value) = value.filter(|value| !value.is_empty()) else {
-        return Selection::Names(prefixes.iter().map(|prefix| format!("{prefix}.so")).collect());
+        return prefixes.iter().map(|prefix| format!("{prefix}.so")).collect();
     };
     if value.eq_ignore_ascii_case("none") {
-        return Selection::Disabled;
+        return Vec::new();
     }
     let mut names = vec![value.to_owned()];
     if is_suffix(value) {
         names.extend(prefixes.iter().map(|prefix| format!("{prefix}-{value}.so")));
     }
-    Selection::Names(names)
+    names
 }
 
 /// The names that any variable of these libraries would try for a value.
@@ -34,13 +26,12 @@ pub fn all_names(libraries: &[CollectiveLibrary], value: &str) -> Vec<String> {
     let mut names = vec![value.to_owned()];
     for library in libraries {
         for kind in PluginKind::ALL {
-            if let Selection::Names(tried) = selection(kind, *library, Some(value)) {
-                tried.into_iter().for_each(|name| {
-                    if !names.contains(&name) {
-                        names.push(name);
-                    }
-                });
-            }
+            let tried = self::names(kind, *library, Some(value));
+            tried.into_iter().for_each(|name| {
+                if !names.contains(&name) {
+                    names.push(name);
+                }
+            });
         }
     }
     names
@@ -56,13 +47,6 @@ fn is_suffix(value: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn names(kind: PluginKind, library: CollectiveLibrary, value: Option<&str>) -> Vec<String> {
-        match selection(kind, library, value) {
-            Selection::Names(names) => names,
-            Selection::Disabled => panic!("disabled"),
-        }
-    }
-
     #[test]
     fn values_are_paths_file_names_or_suffixes() {
         use CollectiveLibrary::{Nccl, Rccl};
@@ -75,7 +59,7 @@ mod tests {
         assert_eq!(names(Net, Nccl, Some("libx.so")), ["libx.so"]);
         let versioned = ["libx.so.1", "libnccl-profiler-libx.so.1.so"];
         assert_eq!(names(Profiler, Nccl, Some("libx.so.1")), versioned);
-        assert_eq!(selection(Net, Nccl, Some("None")), Selection::Disabled);
+        assert!(names(Net, Nccl, Some("None")).is_empty(), "disabled");
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::subprocess::memory_file;
 /// encryption.
 const MAX_LOGINS: usize = 64;
 /// After this time a login no longer counts towards [`MAX_LOGINS`].
-pub(crate) const LOGIN_TIMEOUT: Duration = Duration::from_secs(3);
+pub const LOGIN_TIMEOUT: Duration = Duration::from_secs(3);
 /// Poll interval while launchers are waiting or shutting down, and otherwise.
 const BUSY_POLL: Duration = Duration::from_millis(20);
 const IDLE_POLL: Duration = Duration::from_secs(1);

@@ -15,7 +15,8 @@ use std::time::Duration;
 use regatta_wire::clock;
 
 use super::command::LaunchCommand;
-use super::driver::{LOGIN_TIMEOUT, LauncherDriver};
+pub use super::driver::LOGIN_TIMEOUT;
+use super::driver::LauncherDriver;
 use super::state::{SharedState, Shutdown, StartLauncherError, add_saturating, lock};
 use crate::killed_agent::KilledAgent;
 
@@ -33,16 +34,9 @@ pub struct LauncherHandle {
 impl LauncherHandle {
     /// Runs the commands and passes the bootstrap document to those that read it from standard
     /// input. Logins are limited, so some launchers start later. Fails if one of the first cannot be
-    /// executed; later failures are reported by [`take_exited`](Self::take_exited).
+    /// executed; later failures are reported by [`take_exited`](Self::take_exited). After `login_timeout` a
+    /// login no longer counts towards the limit.
     pub fn spawn(
-        commands: Vec<LaunchCommand>,
-        bootstrap: &str,
-        hosts: &[String],
-    ) -> Result<Self, StartLauncherError> {
-        Self::spawn_with(commands, bootstrap, hosts, LOGIN_TIMEOUT)
-    }
-
-    fn spawn_with(
         commands: Vec<LaunchCommand>,
         bootstrap: &str,
         hosts: &[String],

@@ -18,7 +18,7 @@ fn shell(host: usize, script: &str) -> LaunchCommand {
 
 fn spawn(scripts: &[&str], bootstrap: &str) -> LauncherHandle {
     let all = scripts.iter().enumerate().map(|(host, script)| shell(host, script)).collect();
-    LauncherHandle::spawn(all, bootstrap, &hosts(scripts.len())).unwrap()
+    LauncherHandle::spawn(all, bootstrap, &hosts(scripts.len()), LOGIN_TIMEOUT).unwrap()
 }
 
 fn hosts(count: usize) -> Vec<String> {
@@ -106,7 +106,7 @@ fn shutdown_waits_for_launchers_that_exit_in_time() {
     let slow = "echo ready; read go; sleep 0.3; echo done > $0";
     let mut command = shell(0, slow);
     command.args.push(file.clone().into());
-    let launchers = LauncherHandle::spawn(vec![command], "go\n", &hosts(1)).unwrap();
+    let launchers = LauncherHandle::spawn(vec![command], "go\n", &hosts(1), LOGIN_TIMEOUT).unwrap();
     wait_for(|| launchers.output_tail(0).pop());
     let forever = Duration::from_secs(86_400);
     assert!(launchers.shutdown(&[], forever, Duration::ZERO).is_empty());
@@ -146,7 +146,9 @@ fn missing_program_is_an_error_and_kills_the_others() {
     missing.program = "/no/such/srun".into();
     let marker = std::env::temp_dir().join(format!("regatta-launchers-{}", std::process::id()));
     let first = shell(0, &format!("echo $$ > {}; exec sleep 600", marker.display()));
-    let error = LauncherHandle::spawn(vec![first, missing], "", &hosts(2)).unwrap_err().to_string();
+    let error = LauncherHandle::spawn(vec![first, missing], "", &hosts(2), LOGIN_TIMEOUT)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("/no/such/srun") && error.contains(" n1:"), "{error}");
     // It may have been killed before it wrote its process ID.
     let pid = std::fs::read_to_string(&marker).unwrap_or_default();
@@ -161,7 +163,7 @@ fn concurrent_logins_are_limited() {
     let script = format!("echo connected; {wait}; cat > /dev/null");
     let all = (0..100).map(|host| shell(host, &script)).collect();
     let forever = Duration::from_secs(86_400);
-    let mut launchers = LauncherHandle::spawn_with(all, "bootstrap", &hosts(100), forever).unwrap();
+    let mut launchers = LauncherHandle::spawn(all, "bootstrap", &hosts(100), forever).unwrap();
     let connected = |launchers: &LauncherHandle| {
         (0..100).filter(|&h| !launchers.output_tail(h).is_empty()).count()
     };
@@ -178,7 +180,7 @@ fn hanging_logins_do_not_block_others_forever() {
     let mut all: Vec<LaunchCommand> = (0..64).map(|host| shell(host, "exec sleep 600")).collect();
     all.extend((64..100).map(|host| shell(host, "cat > /dev/null")));
     let moment = Duration::from_millis(10);
-    let mut launchers = LauncherHandle::spawn_with(all, "bootstrap", &hosts(100), moment).unwrap();
+    let mut launchers = LauncherHandle::spawn(all, "bootstrap", &hosts(100), moment).unwrap();
     assert_eq!(exit_codes(&mut launchers, 36), vec![Some(0); 36]);
     launchers.shutdown(&[], Duration::ZERO, Duration::ZERO);
 }
@@ -187,7 +189,7 @@ fn hanging_logins_do_not_block_others_forever() {
 fn later_launcher_that_cannot_be_executed_is_reported_as_exited() {
     let mut all: Vec<LaunchCommand> = (0..65).map(|host| shell(host, "cat > /dev/null")).collect();
     all[64].program = "/no/such/ssh".into();
-    let mut launchers = LauncherHandle::spawn(all, "bootstrap", &hosts(65)).unwrap();
+    let mut launchers = LauncherHandle::spawn(all, "bootstrap", &hosts(65), LOGIN_TIMEOUT).unwrap();
     assert_eq!(exit_codes(&mut launchers, 65)[64], Some(127));
     let line = launchers.output_tail(64).remove(0);
     assert!(line.contains("/no/such/ssh"), "{line}");
@@ -198,11 +200,13 @@ fn host_file_is_written_before_the_launcher_starts() {
     let file = std::env::temp_dir().join(format!("regatta-hosts-{}", std::process::id()));
     let mut cat = shell(0, &format!("cat {}", file.display()));
     cat.hostfile = Some((file.clone(), "n0:1\n".to_owned()));
-    let mut launchers = LauncherHandle::spawn(vec![cat.clone()], "", &hosts(1)).unwrap();
+    let mut launchers =
+        LauncherHandle::spawn(vec![cat.clone()], "", &hosts(1), LOGIN_TIMEOUT).unwrap();
     exit_codes(&mut launchers, 1);
     assert_eq!(launchers.output_tail(0), ["n0:1"]);
     std::fs::remove_file(&file).unwrap();
     cat.hostfile = Some(("/no/such/dir/hosts".into(), String::new()));
-    let error = LauncherHandle::spawn(vec![cat], "", &hosts(1)).unwrap_err().to_string();
+    let error =
+        LauncherHandle::spawn(vec![cat], "", &hosts(1), LOGIN_TIMEOUT).unwrap_err().to_string();
     assert!(error.contains("/no/such/dir/hosts"), "{error}");
 }

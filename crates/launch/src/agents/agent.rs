@@ -11,7 +11,6 @@ use serde::Serialize;
 use super::agent_state::{AgentInput, AgentOutput, AgentState};
 use super::bootstrap_document::{BootstrapDocument, BootstrapError};
 use super::message::{NodeLaunch, Registration, decode, encode};
-use super::tree::Parent;
 use crate::cache_dir;
 use crate::cpu_binding;
 use crate::event_queue::Notify;
@@ -101,8 +100,7 @@ pub fn run(
     }
     let waker = net.waker();
     let notify: Notify = Arc::new(move || waker.wake());
-    let timeouts = bootstrap.agent_timeouts();
-    let state = AgentState::new(registration, tree, timeouts, clock::now());
+    let state = AgentState::new(registration, tree, bootstrap.timeouts, clock::now());
     let secret = SecretFile::write(&std::env::temp_dir(), &bootstrap.secret()?);
     let mut agent = Agent {
         bootstrap,
@@ -236,8 +234,8 @@ impl Agent<'_> {
         self.handle(AgentInput::Closed(conn, why));
     }
 
-    fn addresses(&self, parent: Parent) -> VecDeque<SocketAddr> {
-        let Parent::Node(node) = parent else {
+    fn addresses(&self, parent: Option<u32>) -> VecDeque<SocketAddr> {
+        let Some(node) = parent else {
             return self.bootstrap.root.iter().copied().collect();
         };
         let addresses = self.hosts.get(node as usize).map(|host| host::resolve(host));

@@ -8,23 +8,13 @@ use std::time::{Duration, Instant};
 
 use regatta_model::result::RankExit;
 
+use super::bootstrap_document::{JobTimeouts, REJOIN_TIMEOUT};
 use super::message::{Downstream, NodeLaunch, RankEvent, Registration, Upstream};
 use super::routes::Routes;
-use super::tree::{Parent, Tree};
+use super::tree::Tree;
 use crate::lines::{LineMerger, MergedLine};
 use crate::signals::is_termination_signal;
 use crate::worker_group::{JobEvent, RankControl};
-
-/// Timeouts of an agent.
-#[derive(Debug, Clone, Copy)]
-pub struct AgentTimeouts {
-    /// Time between the termination signal and SIGKILL.
-    pub grace: Duration,
-    /// Time to find a parent at the start.
-    pub join: Duration,
-    /// Time to find another parent after a disconnect.
-    pub rejoin: Duration,
-}
 
 /// An event for an agent.
 #[derive(Debug)]
@@ -50,8 +40,8 @@ pub enum AgentInput<C> {
 /// An action of an agent.
 #[derive(Debug, PartialEq, Eq)]
 pub enum AgentOutput<C> {
-    /// Connect to this ancestor.
-    Connect(Parent),
+    /// Connect to this ancestor, a node or the coordinator.
+    Connect(Option<u32>),
     /// Send to the parent.
     Upstream(C, Upstream),
     /// Send to a child.
@@ -105,13 +95,13 @@ struct RankLog {
 #[derive(Debug)]
 pub struct AgentState<C> {
     registration: Registration,
-    ancestors: Vec<Parent>,
-    timeouts: AgentTimeouts,
+    ancestors: Vec<Option<u32>>,
+    timeouts: JobTimeouts,
     parent: ParentLink<C>,
     /// The lost parent and the cause, after a disconnect.
-    disconnected: Option<(Parent, String)>,
+    disconnected: Option<(Option<u32>, String)>,
     /// The ancestor of the last connection attempt.
-    target: Parent,
+    target: Option<u32>,
     routes: Routes<C>,
     /// Messages queued until a parent is connected.
     queued: Vec<Upstream>,
@@ -129,7 +119,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
     pub fn new(
         registration: Registration,
         tree: Tree,
-        timeouts: AgentTimeouts,
+        timeouts: JobTimeouts,
         now: Instant,
     ) -> Self {
         let ancestors = tree.ancestors(registration.node);
@@ -194,11 +184,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         self.in_flight = 0;
         match self.disconnected.take() {
             None => self.send(Upstream::Register(self.registration.clone()), out),
-            Some((parent, why)) => {
-                let lost_parent = match parent {
-                    Parent::Node(node) => Some(node),
-                    Parent::Root => None,
-                };
+            Some((lost_parent, why)) => {
                 let nodes: Vec<u32> = self.routes.nodes().collect();
                 for node in std::iter::once(self.registration.node).chain(nodes) {
                     self.send(Upstream::Reconnected { node, lost_parent, why: why.clone() }, out);
@@ -220,7 +206,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
 
     /// The ancestor to try next: at the start the parent, which may take a while to come up; then
     /// all ancestors in turn. A lost parent comes last: the others are more likely to respond.
-    fn next_target(&self, since: Instant, failures: u32, now: Instant) -> Parent {
+    fn next_target(&self, since: Instant, failures: u32, now: Instant) -> Option<u32> {
         let joining = now.saturating_duration_since(since) < PARENT_TIMEOUT;
         let first = match &self.disconnected {
             None if joining => return self.ancestors[0],
@@ -232,7 +218,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
 
     /// Timeout of one connection attempt: a host that is down does not refuse it.
     pub fn connect_timeout(&self) -> Duration {
-        if self.disconnected.is_some() { self.timeouts.rejoin / 4 } else { PARENT_TIMEOUT / 2 }
+        if self.disconnected.is_some() { REJOIN_TIMEOUT / 4 } else { PARENT_TIMEOUT / 2 }
     }
 
     fn on_upstream(&mut self, conn: C, message: Upstream, now: Instant, out: &mut Outputs<C>) {
@@ -250,7 +236,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
             Upstream::Lines(lines) => {
                 lines.into_iter().for_each(|line| self.push_line(line, now, out));
             }
-            Upstream::Progress => self.on_progress(now, out),
+            Upstream::Event(JobEvent::Progress) => self.on_progress(now, out),
             other => self.send(other, out),
         }
         self.flush_credits(out);
@@ -326,52 +312,48 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
     }
 
     fn on_rank_event(&mut self, event: JobEvent, now: Instant, out: &mut Outputs<C>) {
-        let event = match event {
+        match event {
             JobEvent::Line(line) => {
                 self.on_progress(now, out);
-                return self.push_line(line, now, out);
-            }
-            JobEvent::Output { rank, stderr, bytes } => {
-                return self.send(Upstream::Output { rank, stderr, bytes }, out);
+                self.push_line(line, now, out);
             }
             JobEvent::Frame { rank, bytes } => {
                 self.on_progress(now, out);
                 let attempt = self.ranks.attempt.unwrap_or_default();
-                return self.send(Upstream::Frame { attempt, rank, bytes }, out);
+                self.send(Upstream::Frame { attempt, rank, bytes }, out);
             }
-            JobEvent::Progress => return self.on_progress(now, out),
-            JobEvent::Warning(text) => return self.send(Upstream::Warning(text), out),
-            JobEvent::Started { rank, pid } => RankEvent::Started { rank, pid },
-            JobEvent::StartFailed { rank, why } => RankEvent::StartFailed { rank, why },
-            JobEvent::Exited(rank, exit) => {
-                self.ranks.rank_exits.insert(rank, exit);
-                RankEvent::Exited(rank, exit)
+            JobEvent::Progress => self.on_progress(now, out),
+            JobEvent::Output { .. } | JobEvent::Warning(_) => {
+                self.send(Upstream::Event(event), out);
             }
-            JobEvent::LostPeer { rank, peer } => RankEvent::LostPeer { rank, peer },
-            JobEvent::OutputTail(rank, lines) => RankEvent::OutputTail(rank, lines),
-            JobEvent::RankStates(states) => RankEvent::States(states),
             JobEvent::Finished => {
                 self.ranks.running = false;
                 self.ranks.kill_at = None;
-                RankEvent::Finished(std::mem::take(&mut self.ranks.rank_exits))
+                let exits = std::mem::take(&mut self.ranks.rank_exits);
+                self.record(RankEvent::Finished(exits), out);
             }
-            // Only the launcher has these events.
-            JobEvent::Signal(_)
-            | JobEvent::ConnectionLost { .. }
-            | JobEvent::NodeLost { .. }
-            | JobEvent::CheckFailed { .. }
-            | JobEvent::Stalled
-            | JobEvent::Notice(_) => return,
-        };
-        if !matches!(event, RankEvent::Started { .. } | RankEvent::States(_)) {
-            self.ranks.events.push(event.clone());
+            JobEvent::Started { .. } | JobEvent::RankStates(_) => {
+                let attempt = self.ranks.attempt.unwrap_or_default();
+                self.send_rank_event(attempt, RankEvent::Job(event), out);
+            }
+            event => {
+                if let JobEvent::Exited(rank, exit) = event {
+                    self.ranks.rank_exits.insert(rank, exit);
+                }
+                self.record(RankEvent::Job(event), out);
+            }
         }
+    }
+
+    /// Sends an event, and again on request.
+    fn record(&mut self, event: RankEvent, out: &mut Outputs<C>) {
+        self.ranks.events.push(event.clone());
         self.send_rank_event(self.ranks.attempt.unwrap_or_default(), event, out);
     }
 
     fn on_signal(&mut self, signal: i32, now: Instant, out: &mut Outputs<C>) {
         if self.parent_conn().is_some() {
-            return self.send(Upstream::Signal(signal), out);
+            return self.send(Upstream::Event(JobEvent::Signal(signal)), out);
         }
         // Without a coordinator the agent decides.
         self.broadcast(RankControl::Signal(signal), now, out);
@@ -390,7 +372,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         }
         let ParentLink::Connecting { since, retry_at, failures } = self.parent else { return };
         let rejoining = self.disconnected.is_some();
-        let limit = if rejoining { self.timeouts.rejoin } else { self.timeouts.join };
+        let limit = if rejoining { REJOIN_TIMEOUT } else { self.timeouts.join };
         if now.saturating_duration_since(since) >= limit && !self.ranks.running {
             out.push(AgentOutput::Exit);
         } else if retry_at.is_some_and(|at| now >= at) {
@@ -424,7 +406,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         let recent = |last: Instant| now.saturating_duration_since(last) < PROGRESS_INTERVAL;
         if !self.last_progress.is_some_and(recent) {
             self.last_progress = Some(now);
-            self.send(Upstream::Progress, out);
+            self.send(Upstream::Event(JobEvent::Progress), out);
         }
     }
 
@@ -441,7 +423,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
             }
             self.in_flight += message.cost();
             out.push(AgentOutput::Upstream(conn, message));
-        } else if message.cost() == 0 && message != Upstream::Progress {
+        } else if message.cost() == 0 && message != Upstream::Event(JobEvent::Progress) {
             self.queued.push(message);
         }
     }

@@ -2,7 +2,7 @@ use super::*;
 
 fn agent(node: u32, start: Instant) -> AgentState<char> {
     let second = Duration::from_secs(1);
-    let timeouts = AgentTimeouts { grace: second, join: second * 60, rejoin: second * 20 };
+    let timeouts = JobTimeouts { grace: second, join: second * 60, lost_after: second };
     let registration = Registration { node, machine: String::new(), port: None };
     AgentState::new(registration, Tree { nodes: 7, fan_out: 2 }, timeouts, start)
 }
@@ -23,7 +23,7 @@ fn forwarded_frames_fill_the_window_until_the_parent_grants_credit() {
 }
 
 fn exited(rank: u32) -> Upstream {
-    let event = RankEvent::Exited(rank, RankExit::Exit(0));
+    let event = RankEvent::Job(JobEvent::Exited(rank, RankExit::Exit(0)));
     Upstream::RankEvent { node: rank, attempt: 0, event }
 }
 
@@ -89,11 +89,11 @@ fn lost_parent_is_tried_last() {
     let start = Instant::now();
     let mut agent = agent(6, start);
     let outputs = agent.handle(AgentInput::Tick, start);
-    assert_eq!(outputs, [AgentOutput::Connect(Parent::Node(2))]);
+    assert_eq!(outputs, [AgentOutput::Connect(Some(2))]);
     agent.handle(AgentInput::Connected('a'), start);
     agent.handle(AgentInput::Closed('a', "timeout".to_owned()), start);
-    assert!(agent.connect_timeout() * 3 < second * 20, "time for all three");
-    let targets = [Parent::Node(0), Parent::Root, Parent::Node(2)];
+    assert!(agent.connect_timeout() * 3 < REJOIN_TIMEOUT, "time for all three");
+    let targets = [Some(0), None, Some(2)];
     for (failures, target) in targets.into_iter().enumerate() {
         let now = start + second * failures as u32;
         assert_eq!(agent.handle(AgentInput::Tick, now), [AgentOutput::Connect(target)]);

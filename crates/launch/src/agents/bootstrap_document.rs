@@ -8,7 +8,6 @@ use std::time::Duration;
 use regatta_model::hostlist;
 use serde::{Deserialize, Serialize};
 
-use super::agent_state::AgentTimeouts;
 use super::tree::Tree;
 use regatta_wire::link::Timing;
 use regatta_wire::secret::Secret;
@@ -147,12 +146,6 @@ impl BootstrapDocument {
     /// The tree over `nodes` nodes.
     pub fn tree(&self, nodes: usize) -> Tree {
         Tree { nodes: nodes as u32, fan_out: self.fan_out.max(1) }
-    }
-
-    /// Timeouts of an agent.
-    pub fn agent_timeouts(&self) -> AgentTimeouts {
-        let JobTimeouts { grace, join, .. } = self.timeouts;
-        AgentTimeouts { grace, join, rejoin: REJOIN_TIMEOUT }
     }
 }
 

@@ -145,7 +145,7 @@ impl Coordinator {
     }
 
     fn fail_start(&mut self, node: u32, launch: &NodeLaunch, why: &str) {
-        let failed = |rank| RankEvent::StartFailed { rank, why: why.to_owned() };
+        let failed = |rank| RankEvent::Job(JobEvent::StartFailed { rank, why: why.to_owned() });
         let events = launch.ranks.iter().map(|launch| failed(launch.rank));
         for event in events.chain([RankEvent::Finished(Default::default())]) {
             let outputs = self.nodes.record(node, launch.attempt, event);

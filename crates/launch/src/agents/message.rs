@@ -12,7 +12,7 @@ use crate::cpu_binding::Binding;
 use crate::lines::MergedLine;
 use crate::process::{EnvSetting, RankSpec};
 use crate::rank_files::RankFile;
-use crate::worker_group::RankControl;
+use crate::worker_group::{JobEvent, RankControl};
 
 /// From agents towards the coordinator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,18 +27,12 @@ pub enum Upstream {
     Disconnected { node: Option<u32>, why: String, descendants: Vec<u32> },
     /// Lines of output.
     Lines(Vec<MergedLine>),
-    /// Raw output of a rank whose node does not see the run folder.
-    Output { rank: u32, stderr: bool, bytes: Vec<u8> },
+    /// Raw output, progress, a signal or a warning.
+    Event(JobEvent),
     /// The payload of a frame of a rank's channel.
     Frame { attempt: u32, rank: u32, bytes: Vec<u8> },
     /// An event of a node's ranks.
     RankEvent { node: u32, attempt: u32, event: RankEvent },
-    /// A rank wrote output or used CPU time.
-    Progress,
-    /// An agent received a signal.
-    Signal(i32),
-    /// A warning for the user.
-    Warning(String),
 }
 
 /// A node's description.
@@ -54,20 +48,9 @@ pub struct Registration {
 
 /// An event of ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the variants explain the fields")]
 pub enum RankEvent {
-    /// A rank's process was started.
-    Started { rank: u32, pid: u32 },
-    /// A rank could not be started.
-    StartFailed { rank: u32, why: String },
-    /// A rank exited.
-    Exited(u32, RankExit),
-    /// A rank failed because it lost another rank.
-    LostPeer { rank: u32, peer: u32 },
-    /// Last lines of a failed rank.
-    OutputTail(u32, Vec<String>),
-    /// What each rank is doing.
-    States(BTreeMap<u32, String>),
+    /// One that the coordinator passes on.
+    Job(JobEvent),
     /// All ranks of the node have exited and all their output is sent. Repeats the exit of each
     /// rank, because earlier messages may be lost.
     Finished(BTreeMap<u32, RankExit>),
@@ -154,7 +137,9 @@ impl Upstream {
     pub fn cost(&self) -> u64 {
         let cost = match self {
             Upstream::Lines(lines) => lines.iter().map(MergedLine::byte_len).sum(),
-            Upstream::Output { bytes, .. } | Upstream::Frame { bytes, .. } => bytes.len() + 16,
+            Upstream::Event(JobEvent::Output { bytes, .. }) | Upstream::Frame { bytes, .. } => {
+                bytes.len() + 16
+            }
             _ => 0,
         };
         cost as u64
@@ -163,12 +148,14 @@ impl Upstream {
     /// Whether lines that arrived earlier must be sent before this message: after it, the receiver
     /// may no longer wait for output.
     pub fn ends_output(&self) -> bool {
-        use RankEvent::{Exited, Finished, OutputTail};
+        use JobEvent::{Exited, OutputTail};
         match self {
-            Upstream::RankEvent { event, .. } => {
-                matches!(event, Exited(..) | OutputTail(..) | Finished(_))
+            Upstream::Disconnected { .. } => true,
+            Upstream::RankEvent { event: RankEvent::Job(event), .. } => {
+                matches!(event, Exited(..) | OutputTail(..))
             }
-            other => matches!(other, Upstream::Disconnected { .. }),
+            Upstream::RankEvent { event: RankEvent::Finished(_), .. } => true,
+            _ => false,
         }
     }
 }
@@ -199,7 +186,7 @@ mod tests {
 
     #[test]
     fn messages_round_trip_and_trailing_bytes_are_rejected() {
-        let event = RankEvent::States(BTreeMap::from([(3, "waiting".to_owned())]));
+        let event = RankEvent::Job(JobEvent::RankStates([(3, "waiting".to_owned())].into()));
         let upstream = Upstream::RankEvent { node: 1, attempt: 2, event };
         assert_eq!(decode::<Upstream>(&encode(&upstream).unwrap()).unwrap(), upstream);
         let downstream = Downstream::Broadcast(RankControl::Signal(15));

@@ -184,35 +184,33 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
         if cost > 0 {
             out.push(TableOutput::Downstream(conn, Downstream::Credit(cost)));
         }
-        let event = match message {
-            Upstream::Register(registration) => return self.on_register(conn, registration),
+        match message {
+            Upstream::Register(registration) => self.on_register(conn, registration),
             Upstream::Reconnected { node, lost_parent, why } => {
-                return self.on_reconnected(conn, node, lost_parent, &why, out);
+                self.on_reconnected(conn, node, lost_parent, &why, out);
             }
             Upstream::Disconnected { node, why, descendants } => {
                 self.routes.withdraw(conn, node.iter().chain(&descendants).copied());
-                return self.on_disconnected(node, &descendants, &why, true, now, out);
+                self.on_disconnected(node, &descendants, &why, true, now, out);
             }
+            // An agent that reconnects after the end of the attempt resends its events, which would
+            // count as those of the next attempt.
             Upstream::RankEvent { node, attempt, event } => {
-                // An agent that reconnects after the end of the attempt resends its events, which
-                // would count as those of the next attempt.
                 if self.running && attempt == self.attempt {
                     self.on_rank_event(node, event, out);
                 }
-                return;
             }
             Upstream::Lines(lines) => {
                 let event = |line| TableOutput::Event(JobEvent::Line(line));
-                return out.extend(lines.into_iter().map(event));
+                out.extend(lines.into_iter().map(event));
             }
-            Upstream::Output { rank, stderr, bytes } => JobEvent::Output { rank, stderr, bytes },
-            Upstream::Frame { attempt, .. } if attempt != self.attempt => return,
-            Upstream::Frame { rank, bytes, .. } => JobEvent::Frame { rank, bytes },
-            Upstream::Progress => JobEvent::Progress,
-            Upstream::Signal(signal) => JobEvent::Signal(signal),
-            Upstream::Warning(text) => JobEvent::Warning(text),
-        };
-        out.push(TableOutput::Event(event));
+            Upstream::Frame { attempt, rank, bytes } => {
+                if attempt == self.attempt {
+                    out.push(TableOutput::Event(JobEvent::Frame { rank, bytes }));
+                }
+            }
+            Upstream::Event(event) => out.push(TableOutput::Event(event)),
+        }
     }
 
     fn on_register(&mut self, conn: C, registration: Registration) {
@@ -301,18 +299,12 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
     fn on_rank_event(&mut self, node: u32, event: RankEvent, out: &mut Outputs<C>) {
         let Some(entry) = self.nodes.get_mut(node as usize) else { return };
         let event = match event {
-            RankEvent::Started { rank, pid } => JobEvent::Started { rank, pid },
-            RankEvent::StartFailed { rank, why } => {
+            RankEvent::Job(JobEvent::StartFailed { rank, why }) => {
                 entry.exited.insert(rank);
                 JobEvent::StartFailed { rank, why: format!("{}: {why}", entry.host) }
             }
-            RankEvent::Exited(rank, exit) => match entry.exited.insert(rank) {
-                true => JobEvent::Exited(rank, exit),
-                false => return,
-            },
-            RankEvent::LostPeer { rank, peer } => JobEvent::LostPeer { rank, peer },
-            RankEvent::OutputTail(rank, lines) => JobEvent::OutputTail(rank, lines),
-            RankEvent::States(states) => JobEvent::RankStates(states),
+            RankEvent::Job(JobEvent::Exited(rank, _)) if !entry.exited.insert(rank) => return,
+            RankEvent::Job(event) => event,
             RankEvent::Finished(rank_exits) => {
                 entry.finished = true;
                 let exits = rank_exits.into_iter();

@@ -58,8 +58,9 @@ fn events_of_a_finished_attempt_are_not_those_of_the_next() {
     // The network is up again before the next attempt starts.
     let why = "no heartbeat".to_owned();
     let reconnected = Upstream::Reconnected { node: 1, lost_parent: None, why };
-    let start_failed = RankEvent::StartFailed { rank: 1, why: String::new() };
-    let late = [RankEvent::Exited(1, killed), start_failed, finished(1)];
+    let start_failed = JobEvent::StartFailed { rank: 1, why: String::new() };
+    let exited = RankEvent::Job(JobEvent::Exited(1, killed));
+    let late = [exited, RankEvent::Job(start_failed), finished(1)];
     for message in [reconnected].into_iter().chain(late.map(|late| event(1, late))) {
         let outputs = table.handle(TableInput::Upstream(2, message), now + REJOIN_TIMEOUT);
         let events = outputs.iter().filter(|output| matches!(output, TableOutput::Event(_)));

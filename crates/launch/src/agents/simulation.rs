@@ -11,18 +11,18 @@ use proptest::prelude::*;
 use regatta_model::MemoryPolicy;
 use regatta_model::result::RankExit;
 
-use super::agent_state::{AgentInput, AgentOutput, AgentState, AgentTimeouts, WINDOW};
+use super::agent_state::{AgentInput, AgentOutput, AgentState, WINDOW};
+use super::bootstrap_document::{JobTimeouts, REJOIN_TIMEOUT};
 use super::message::{Downstream, NodeLaunch, RankLaunch, Registration, Upstream, decode, encode};
 use super::node_table::{NodeTable, TableInput, TableOutput};
-use super::tree::{Parent, Tree};
+use super::tree::Tree;
 use crate::cpu_binding::Binding;
 use crate::lines::MergedLine;
-use crate::supervisor::{JobLimits, Supervisor, SupervisorAction as Action, SupervisorInput};
+use crate::supervisor::{JobLimits, Supervisor, SupervisorInput};
 use crate::worker_group::{JobEvent, RankControl};
 
 type ConnId = u32;
 const GRACE: Duration = Duration::from_secs(10);
-const REJOIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Exit of a rank that was never started.
 const NEVER_STARTED: RankExit = RankExit::Exit(127);
 /// An agent looks for another ancestor after its parent has given up: in the worst case, all do so
@@ -104,8 +104,8 @@ impl Simulation {
     fn new(nodes: u32, fan_out: u32, ranks_per_node: u32, seed: u64) -> Self {
         let now = Instant::now();
         let tree = Tree { nodes, fan_out };
-        let timeouts =
-            AgentTimeouts { grace: GRACE, join: Duration::from_secs(60), rejoin: REJOIN_TIMEOUT };
+        let join = Duration::from_secs(60);
+        let timeouts = JobTimeouts { grace: GRACE, join, lost_after: REJOIN_TIMEOUT };
         let sim_node = |node| {
             let registration = Registration { node, machine: String::new(), port: None };
             let agent = Some(AgentState::new(registration, tree, timeouts, now));
@@ -277,10 +277,10 @@ impl Simulation {
         }
     }
 
-    fn connect(&mut self, node: u32, parent: Parent) {
+    fn connect(&mut self, node: u32, parent: Option<u32>) {
         let upper = match parent {
-            Parent::Root => Endpoint::Root,
-            Parent::Node(node) => Endpoint::Node(node),
+            None => Endpoint::Root,
+            Some(node) => Endpoint::Node(node),
         };
         if !self.is_reachable(upper) || !self.is_reachable(Endpoint::Node(node)) {
             return self.step_agent(node, AgentInput::ConnectFailed);
@@ -396,15 +396,8 @@ impl Simulation {
         self.apply_actions(actions);
     }
 
-    fn apply_actions(&mut self, actions: Vec<Action>) {
-        for action in actions {
-            let control = match action {
-                Action::SignalRanks(signal) => RankControl::Signal(signal),
-                Action::Terminate(signal) => RankControl::Terminate(signal),
-                Action::Kill => RankControl::Kill,
-                Action::QueryState => RankControl::QueryState,
-                Action::Finish => continue,
-            };
+    fn apply_actions(&mut self, actions: Vec<RankControl>) {
+        for control in actions {
             let Some((table, _)) = &self.root else { return };
             let outputs = table.broadcast(&Downstream::Broadcast(control));
             self.apply_outputs(outputs);

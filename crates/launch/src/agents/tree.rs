@@ -2,15 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Parent of an agent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Parent {
-    /// Another agent.
-    Node(u32),
-    /// The coordinator.
-    Root,
-}
-
 /// A tree over nodes 0, 1, 2…, with at most `fan_out` children each. The coordinator is the root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tree {
@@ -21,18 +12,15 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Parent of a node.
-    pub fn parent(self, node: u32) -> Parent {
-        match (node / self.fan_out.max(1)).checked_sub(1) {
-            Some(parent) => Parent::Node(parent),
-            None => Parent::Root,
-        }
+    /// Parent of a node; `None`: the coordinator.
+    pub fn parent(self, node: u32) -> Option<u32> {
+        (node / self.fan_out.max(1)).checked_sub(1)
     }
 
-    /// Ancestors of a node, parent first, coordinator last.
-    pub fn ancestors(self, node: u32) -> Vec<Parent> {
+    /// Ancestors of a node, parent first, coordinator (`None`) last.
+    pub fn ancestors(self, node: u32) -> Vec<Option<u32>> {
         let mut found = vec![self.parent(node)];
-        while let Some(Parent::Node(last)) = found.last().copied() {
+        while let Some(Some(last)) = found.last().copied() {
             found.push(self.parent(last));
         }
         found
@@ -52,7 +40,7 @@ mod tests {
     #[test]
     fn ten_thousand_nodes_have_depth_three() {
         let tree = Tree { nodes: 10_000, fan_out: 32 };
-        assert_eq!((tree.parent(31), tree.parent(32)), (Parent::Root, Parent::Node(0)));
+        assert_eq!((tree.parent(31), tree.parent(32)), (None, Some(0)));
         assert_eq!(tree.ancestors(9_999).len(), 3);
         assert!(tree.has_children(311) && !tree.has_children(312));
     }
@@ -64,10 +52,10 @@ mod tests {
             let mut children = std::collections::HashMap::new();
             for node in 0..tree.nodes {
                 *children.entry(tree.parent(node)).or_insert(0) += 1;
-                assert_eq!(tree.ancestors(node).last(), Some(&Parent::Root));
+                assert_eq!(tree.ancestors(node).last(), Some(&None));
             }
             assert!(children.values().all(|&n| n <= fan_out));
-            let parents = (0..tree.nodes).filter(|&n| children.contains_key(&Parent::Node(n)));
+            let parents = (0..tree.nodes).filter(|&n| children.contains_key(&Some(n)));
             assert!(parents.eq((0..tree.nodes).filter(|&n| tree.has_children(n))));
         }
     }

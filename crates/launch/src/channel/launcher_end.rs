@@ -1,11 +1,12 @@
 //! The launcher's end of a rank's channel.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use regatta_wire::framing::{self, FrameDecoder, FrameError, PREFIX_LEN};
+use rustix::event::{PollFd, PollFlags, poll};
 
 use super::MAX_FRAME_LEN;
 
@@ -68,10 +69,10 @@ impl RankChannel {
 
     /// Waits until the socket is readable or, while input is left, writable.
     fn wait_until_ready(&self) {
-        let events = libc::POLLIN | if self.input.is_some() { libc::POLLOUT } else { 0 };
-        let mut poll = libc::pollfd { fd: self.stream.as_raw_fd(), events, revents: 0 };
-        // SAFETY: `poll` is one valid entry. On an interrupt the caller tries again.
-        unsafe { libc::poll(&mut poll, 1, -1) };
+        let mut events = PollFlags::IN;
+        events.set(PollFlags::OUT, self.input.is_some());
+        // On an interrupt the caller tries again.
+        let _ = poll(&mut [PollFd::new(&self.stream, events)], None);
     }
 
     /// Sends as much of the input as the socket accepts.

@@ -10,7 +10,7 @@ use regatta_place::rendezvous;
 
 use super::LaunchTarget;
 use super::connect::{AgentConnector, ConnectedAgents};
-use super::node_launch::{AgentStart, node_launches};
+use super::node_launch::node_launches;
 use crate::attempt::{AttemptId, AttemptSpec};
 use crate::config::JobConfig;
 use crate::discovery::{Discovery, PlacedJob};
@@ -98,22 +98,19 @@ impl<'a> AgentTarget<'a> {
         let (_, placed, _) = plan.placement.find_rank(0).ok_or(LaunchError::NoRanks)?;
         let host = &placed.host;
         let node = self.agents.hosts.iter().position(|h| h == host).unwrap_or(0);
-        let rank_env = &self.config.rank_env;
-        let (address, address_why) = match &rank_env.master_addr {
-            Some(address) => (address.clone(), "given by --master-addr".to_owned()),
-            None if plan.placement.nodes.len() == 1 => rank_env::loopback(),
-            None => {
+        let address = || match plan.placement.nodes.len() {
+            1 => Ok(rank_env::loopback()),
+            _ => {
                 let candidates = [rank_env::candidate(host.clone())];
-                rendezvous::master_address(&self.machine(node)?, true, &candidates)?
+                Ok(rendezvous::master_address(&self.machine(node)?, true, &candidates)?)
             }
         };
-        let reserved = self.agents.coordinator.registration(node as u32).and_then(|r| r.port);
-        let (port, port_why) = match (rank_env.master_port, reserved) {
-            (Some(port), _) => (port, "given by --master-port".to_owned()),
-            (None, Some(port)) => (port, format!("reserved for this job on {host}")),
-            (None, None) => return Err(LaunchError::NoPort { host: host.clone() }),
+        let port = || {
+            let reserved = self.agents.coordinator.registration(node as u32).and_then(|r| r.port);
+            let port = reserved.ok_or_else(|| LaunchError::NoPort { host: host.clone() })?;
+            Ok((port, format!("reserved for this job on {host}")))
         };
-        Ok(Rendezvous { address, address_why, port, port_why })
+        rank_env::given_or(&self.config.rank_env, address, port)
     }
 }
 
@@ -130,9 +127,9 @@ impl LaunchTarget for AgentTarget<'_> {
         attempt: &AttemptSpec,
         _: &mut dyn JobObserver,
     ) -> Result<&mut dyn WorkerGroup> {
-        let ConnectedAgents { hosts, launcher, unset, coordinator, .. } = &mut self.agents;
-        let start = AgentStart { hosts, launcher: *launcher, unset };
-        coordinator.start(attempt.number, node_launches(self.config, attempt, &start)?);
+        let launches = node_launches(self.config, attempt, &self.agents)?;
+        let coordinator = &mut self.agents.coordinator;
+        coordinator.start(attempt.number, launches);
         Ok(coordinator)
     }
 

@@ -14,7 +14,7 @@ use regatta_wire::secret::Secret;
 use super::agent_commands::AgentCommands;
 use super::temp_file::TempFile;
 use crate::agent_launcher::command::AgentLauncher;
-use crate::agent_launcher::handle::LauncherHandle;
+use crate::agent_launcher::handle::{LOGIN_TIMEOUT, LauncherHandle};
 use crate::agents::bootstrap_document::{BootstrapDocument, BootstrapParams, JobTimeouts};
 use crate::agents::coordinator::Coordinator;
 use crate::config::JobConfig;
@@ -150,7 +150,8 @@ impl AgentConnector<'_, '_> {
         let unset = commands.iter().flat_map(|command| command.env_remove.clone()).collect();
         let hostfiles = commands.iter().filter_map(|command| command.hostfile.as_ref());
         files.extend(hostfiles.map(|(path, _)| TempFile(path.clone())));
-        let launcher_handle = LauncherHandle::spawn(commands, &bootstrap, &agents.hosts)?;
+        let launcher_handle =
+            LauncherHandle::spawn(commands, &bootstrap, &agents.hosts, LOGIN_TIMEOUT)?;
         let AgentCommands { hosts, launcher, .. } = agents;
         let ended = BTreeSet::new();
         let _marker = marker;
@@ -214,7 +215,7 @@ impl AgentConnector<'_, '_> {
             ),
             false => format!("{launcher} reported: {}", output.join(" | ")),
         };
-        let update = pool.on_missing(&missing, &format!("its agent did not connect: {cause}"));
+        let update = pool.exclude(&missing, &format!("its agent did not connect: {cause}"));
         if !matches!(update, PoolUpdate::GiveUp(_)) {
             self.observer.on_status(&JobStatus::NodesChanged { update: &update, hosts });
             return Ok(());

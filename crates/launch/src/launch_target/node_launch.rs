@@ -1,10 +1,11 @@
 //! What the agents of a job's nodes get to start an attempt.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::ffi::OsString;
 
 use regatta_model::PlacedNode;
 
+use super::connect::ConnectedAgents;
 use crate::agent_launcher::command::AgentLauncher;
 use crate::agents::message::{NodeLaunch, RankLaunch};
 use crate::attempt::{AttemptSpec, setting};
@@ -12,19 +13,11 @@ use crate::config::{JobConfig, OwnRanks};
 use crate::error::{LaunchError, Result};
 use crate::process::EnvSetting;
 
-/// How the agents were started.
-pub(super) struct AgentStart<'a> {
-    pub(super) hosts: &'a [String],
-    pub(super) launcher: AgentLauncher,
-    /// Variables that were unset for the agent launcher, and are therefore missing in the agents.
-    pub(super) unset: &'a BTreeSet<String>,
-}
-
 /// The ranks of each node.
 pub(super) fn node_launches(
     config: &JobConfig,
     plan: &AttemptSpec,
-    start: &AgentStart<'_>,
+    agents: &ConnectedAgents,
 ) -> Result<Vec<(u32, NodeLaunch)>> {
     let environment = plan.environment();
     let workload = &config.workload;
@@ -49,8 +42,8 @@ pub(super) fn node_launches(
         attempt: plan.number,
         command: workload.command().to_vec(),
         cwd: cwd.clone().into(),
-        base_env: inherited_env(start),
-        env_remove_prefixes: removed_prefixes(start.launcher),
+        base_env: inherited_env(agents),
+        env_remove_prefixes: removed_prefixes(agents.launcher),
         common_env: common.clone(),
         files: plan.files.clone(),
         cache_dir: plan.cache_dir.clone(),
@@ -59,7 +52,7 @@ pub(super) fn node_launches(
         report_progress: config.hang_timeout.is_some(),
         ranks: ranks.iter().map(rank_launch).collect(),
     };
-    let hosts = start.hosts.iter().map(String::as_str);
+    let hosts = agents.hosts.iter().map(String::as_str);
     let index: HashMap<&str, u32> = hosts.zip(0..).collect();
     let nodes = plan.job.placement.nodes.iter();
     let launch = |n: &PlacedNode| Some((*index.get(n.host.as_str())?, node_launch(&n.ranks)));
@@ -69,17 +62,17 @@ pub(super) fn node_launches(
 /// The variables that ranks inherit from the launcher in addition to the agent's environment.
 /// With ssh, which Open MPI uses too, all but those of the host or the login session; otherwise
 /// those that were unset for the agent launcher, which forwards all others itself.
-fn inherited_env(start: &AgentStart<'_>) -> Vec<(OsString, OsString)> {
+fn inherited_env(agents: &ConnectedAgents) -> Vec<(OsString, OsString)> {
     const HOST_SPECIFIC: [&str; 13] = [
         "HOME", "HOST", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD", "PWD", "SHELL", "SHLVL", "TERM",
         "TMPDIR", "USER", "_",
     ];
     const PREFIXES: [&str; 4] = ["SSH_", "XDG_", "DBUS_", "DISPLAY"];
-    let inherited = |name: &str| match start.launcher {
+    let inherited = |name: &str| match agents.launcher {
         AgentLauncher::Ssh | AgentLauncher::OpenMpi => {
             !HOST_SPECIFIC.contains(&name) && !PREFIXES.iter().any(|p| name.starts_with(p))
         }
-        _ => start.unset.contains(name),
+        _ => agents.unset.contains(name),
     };
     std::env::vars_os().filter(|(name, _)| inherited(&name.to_string_lossy())).collect()
 }

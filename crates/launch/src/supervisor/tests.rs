@@ -1,7 +1,7 @@
 //! Tests of the supervisor.
 
 use super::*;
-use super::{SupervisorAction as Action, SupervisorInput as Input};
+use super::{RankControl as Action, SupervisorInput as Input};
 use proptest::prelude::*;
 
 const GRACE: Duration = Duration::from_secs(10);
@@ -20,7 +20,7 @@ fn code_is_zero_when_all_ranks_succeed() {
     let (mut job, now) = job(2);
     assert!(job.handle(Input::Exited(1, RankExit::Exit(0)), now).is_empty());
     let last = job.handle(Input::Exited(0, RankExit::Exit(0)), now);
-    assert_eq!(last, [Action::Finish]);
+    assert_eq!((last, job.phase), (Vec::new(), JobPhase::Finished));
     assert_eq!((job.code(), job.first_failure()), (0, None));
 }
 
@@ -151,7 +151,7 @@ fn training(ranks: u32) -> (Supervisor, Instant) {
 fn training_has_no_deadline_to_save_and_a_second_signal_kills() {
     for signal in [Input::Signal(2), Input::NodeSignal(15)] {
         let (mut job, now) = training(2);
-        let [Action::SignalRanks(_)] = job.handle(signal, now)[..] else { panic!() };
+        let [Action::Signal(_)] = job.handle(signal, now)[..] else { panic!() };
         assert!(job.handle(Input::Tick, now + GRACE * 100).is_empty());
         assert_eq!(job.handle(Input::Signal(2), now + GRACE * 100), [Action::Kill]);
     }
@@ -175,7 +175,8 @@ fn training_stopped_by_a_signal_to_a_rank_has_not_failed() {
     let stopped = RankExit::Exit(STOPPED_EARLY.into());
     let (mut job, now) = training(2);
     assert!(job.handle(Input::Exited(0, stopped), now).is_empty());
-    assert_eq!(job.handle(Input::Exited(1, stopped), now), [Action::Finish]);
+    assert!(job.handle(Input::Exited(1, stopped), now).is_empty());
+    assert_eq!(job.phase, JobPhase::Finished);
     assert_eq!((job.code(), job.first_failure()), (STOPPED_EARLY, None));
 }
 
@@ -256,7 +257,8 @@ fn lost_connection_is_the_first_failure_even_if_its_ranks_exit_cleanly() {
     assert!(job.handle(Input::ConnectionLost(2), now).is_empty());
     job.handle(Input::Exited(0, RankExit::Signal(15)), now);
     job.handle(Input::Exited(1, RankExit::NodeLost), now);
-    assert_eq!(job.handle(Input::Exited(2, RankExit::Exit(0)), now), [Action::Finish]);
+    assert!(job.handle(Input::Exited(2, RankExit::Exit(0)), now).is_empty());
+    assert_eq!(job.phase, JobPhase::Finished);
     assert_eq!((job.code(), job.first_failure()), (137, Some((1, RankExit::NodeLost))));
 }
 
@@ -264,7 +266,7 @@ fn lost_connection_is_the_first_failure_even_if_its_ranks_exit_cleanly() {
 fn user_signals_are_only_forwarded() {
     let (mut job, now) = job(1);
     let actions = job.handle(Input::Signal(libc::SIGUSR1), now);
-    assert_eq!(actions, [Action::SignalRanks(libc::SIGUSR1)]);
+    assert_eq!(actions, [Action::Signal(libc::SIGUSR1)]);
     assert!(job.handle(Input::Tick, now + GRACE * 2).is_empty());
 }
 
@@ -276,7 +278,6 @@ proptest! {
         noise in proptest::collection::vec((0u8..7, 0u32..6), 0..30),
     ) {
         let (mut job, now) = job(ranks);
-        let mut finished = 0;
         let exits = (0..ranks).map(|r| Input::Exited(r, RankExit::Exit(0)));
         let inputs = noise.into_iter().map(|(variant, n)| match variant {
             0 => Input::Signal(libc::SIGTERM),
@@ -288,9 +289,12 @@ proptest! {
             _ => Input::Tick,
         });
         for (i, input) in inputs.chain(exits).enumerate() {
+            let was_finished = job.phase == JobPhase::Finished;
             let actions = job.handle(input, now + Duration::from_secs(i as u64));
-            finished += actions.iter().filter(|a| **a == Action::Finish).count();
+            if was_finished {
+                prop_assert_eq!((actions, job.phase), (Vec::new(), JobPhase::Finished));
+            }
         }
-        prop_assert_eq!(finished, 1);
+        prop_assert_eq!(job.phase, JobPhase::Finished);
     }
 }

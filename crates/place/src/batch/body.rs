@@ -3,7 +3,7 @@
 use regatta_model::shell::quote;
 
 use super::container::{ContainerCommands, container};
-use super::{BatchError, BatchJob, BatchScheduler, mpiexec};
+use super::{BatchError, BatchJob, BatchScheduler, mpiexec, quote_all};
 use crate::site_profile::Profile;
 
 /// Where the runs of a job are.
@@ -162,14 +162,11 @@ fn command(
         RunDir::Resumed => format!(" --run-dir {parent}/run"),
         RunDir::Named(_) | RunDir::Unknown => String::new(),
     };
-    let options: String = job.launch_options.iter().map(|o| format!(" {}", quote(o))).collect();
-    let words = |words: &[String]| -> String {
-        words.iter().map(|word| format!(" {}", quote(word))).collect()
-    };
+    let options = quote_all(&job.launch_options);
     if kind == RunKind::Program {
         let regatta = quote(&job.regatta);
         let ContainerCommands { launch_options, prefix, .. } = container;
-        let words = words(&job.command);
+        let words = quote_all(&job.command);
         return Ok(format!(
             "{regatta} launch{options}{launch_options}{run_dir} \\\n    --{prefix}{words}"
         ));
@@ -179,8 +176,8 @@ fn command(
         return Err(BatchError::ContainerOfRegatta(subcommand.cloned().unwrap_or_default()));
     }
     let program = if job.command[0] == "regatta" { &job.regatta } else { &job.command[0] };
-    let start = quote(program) + &words(subcommand.map_or(&[], std::slice::from_ref));
-    let rest = words(rest);
+    let start = quote(program) + &quote_all(subcommand.map_or(&[], std::slice::from_ref));
+    let rest = quote_all(rest);
     Ok(match kind {
         RunKind::Launch => format!("{start}{options}{run_dir} \\\n   {rest}"),
         RunKind::Train if !rest.is_empty() => format!("{start}{run_dir} \\\n   {rest}"),

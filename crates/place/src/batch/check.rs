@@ -112,9 +112,6 @@ fn missing_options(scheduler: BatchScheduler, job: &BatchJob, site: &Profile) ->
 /// Values in directives have no quotes: schedulers disagree on how they are read.
 fn check_values(job: &BatchJob) -> Result<(), BatchError> {
     let word = "expected letters, digits and any of _ . - + : , / @ =";
-    let bad = |option, value: &str, expected| {
-        Err(BatchError::BadValue { option, value: value.to_owned(), expected })
-    };
     if !is_name(&job.name) {
         let expected = "expected a letter or digit, then letters, digits and any of _ . - +";
         return bad("--name", &job.name, expected);
@@ -154,9 +151,6 @@ fn check_values(job: &BatchJob) -> Result<(), BatchError> {
 /// The profile may be a user's file.
 fn check_profile(site: &Profile) -> Result<(), BatchError> {
     let batch = &site.batch;
-    let bad = |option, value: &str, expected| {
-        Err(BatchError::BadValue { option, value: value.to_owned(), expected })
-    };
     let expected = "expected an option of the scheduler with a reason, each on one line";
     let is_good = |d: &BatchDirective| is_directive(&d.option) && !d.why.contains(char::is_control);
     if let Some(directive) = batch.directives.iter().find(|d| !is_good(d)) {
@@ -176,6 +170,10 @@ fn check_profile(site: &Profile) -> Result<(), BatchError> {
         true => bad("title of the site profile", site_title(site), "expected a single line"),
         false => Ok(()),
     }
+}
+
+fn bad(option: &'static str, value: &str, expected: &'static str) -> Result<(), BatchError> {
+    Err(BatchError::BadValue { option, value: value.to_owned(), expected })
 }
 
 /// Whether a text is an option of a scheduler on one line.

@@ -3,7 +3,7 @@
 use regatta_model::GpuVendor;
 use regatta_model::shell::quote;
 
-use super::{BatchError, BatchJob, BatchScheduler, ContainerRuntime, gpu_vendor};
+use super::{BatchError, BatchJob, BatchScheduler, ContainerRuntime, gpu_vendor, quote_all};
 use crate::site_profile::Profile;
 
 /// The parts of a script that run the program in a container; all are empty without one.
@@ -56,8 +56,7 @@ fn gpu_option(gpus: Option<GpuVendor>) -> Option<&'static str> {
 }
 
 fn apptainer(program: &str, options: &[String], image: &str) -> String {
-    let options: String = options.iter().map(|option| format!(" {}", quote(option))).collect();
-    format!(" {program} exec{options} --bind \"$PWD\" {}", quote(image))
+    format!(" {program} exec{} --bind \"$PWD\" {}", quote_all(options), quote(image))
 }
 
 /// One container per rank. The network and the shared memory are those of the node: ranks of a node

@@ -1,6 +1,6 @@
 //! The scheduler's directives of a job.
 
-use super::{BatchJob, BatchScheduler, Dependency, QueueOption, context, mpiexec};
+use super::{BatchJob, BatchScheduler, Dependency, QueueOption, context, mpiexec, settings};
 use crate::launcher_options::{LauncherSyntax, required_options};
 use crate::site_profile::Profile;
 
@@ -27,10 +27,8 @@ pub(super) fn directives(
         BatchScheduler::Flux => flux(job, site),
     };
     let context = context(job, site);
-    let settings = site.settings(&context).into_iter();
-    let settings: Vec<_> = settings.filter(|s| !job.without.contains(&s.variable)).collect();
     let required = match scheduler {
-        BatchScheduler::Slurm => required_options(&settings, LauncherSyntax::Srun),
+        BatchScheduler::Slurm => required_options(&settings(job, site), LauncherSyntax::Srun),
         // PALS has it as an option of mpiexec, not of the job.
         BatchScheduler::Pbs | BatchScheduler::Flux => Vec::new(),
     };

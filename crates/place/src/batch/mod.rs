@@ -13,9 +13,10 @@ mod time_limit;
 use std::fmt;
 
 use regatta_model::GpuVendor;
+use regatta_model::shell::quote;
 use serde::{Deserialize, Serialize};
 
-use crate::site_profile::{JobContext, Profile};
+use crate::site_profile::{JobContext, Profile, SiteSetting};
 
 pub use array::{JobArray, JobArrayError};
 pub use body::{RunDir, RunKind};
@@ -250,6 +251,18 @@ fn context(job: &BatchJob, site: &Profile) -> JobContext {
         vendor: gpu_vendor(job, site),
         ..JobContext::default()
     }
+}
+
+/// The settings of the site that apply to a job.
+fn settings(job: &BatchJob, site: &Profile) -> Vec<SiteSetting> {
+    let mut settings = site.settings(&context(job, site));
+    settings.retain(|setting| !job.without.contains(&setting.variable));
+    settings
+}
+
+/// Words as a shell reads them, each after a space.
+fn quote_all(words: &[String]) -> String {
+    words.iter().map(|word| format!(" {}", quote(word))).collect()
 }
 
 /// The vendor of the job's GPUs, if known.

@@ -64,7 +64,7 @@ fn good_nodes(
     }
     let index = |bad: &String| hosts.iter().position(|host| host == bad);
     let bad: Vec<usize> = diagnosis.bad_nodes.iter().filter_map(index).collect();
-    match pool.on_missing(&bad, "it failed the preflight check") {
+    match pool.exclude(&bad, "it failed the preflight check") {
         PoolUpdate::GiveUp(why) => bail!(
             "--preflight: {}: {why}; nothing was started",
             hostlist::compress(&diagnosis.bad_nodes)

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use regatta_launch::agent_launcher::command::{AgentLauncher, LaunchCommand, LaunchSpec};
-use regatta_launch::agent_launcher::handle::LauncherHandle;
+use regatta_launch::agent_launcher::handle::{LOGIN_TIMEOUT, LauncherHandle};
 use regatta_launch::agent_launcher::slurm_gres::full_node_gres;
 use regatta_launch::subprocess::output_of;
 use regatta_model::{CpuSet, hostlist};
@@ -74,7 +74,7 @@ fn starts_agents() {
     let mut all = launcher.commands(&agents).unwrap();
     all.iter_mut().for_each(select_mpiexec);
     let count = all.len();
-    let mut handle = LauncherHandle::spawn(all, SECRET, &hosts).unwrap();
+    let mut handle = LauncherHandle::spawn(all, SECRET, &hosts, LOGIN_TIMEOUT).unwrap();
     if folder.join("stay").exists() {
         wait_until("all agents", || agent_files(&folder).len() == hosts.len());
         handle.shutdown(&[], Duration::ZERO, Duration::from_secs(10));

@@ -9,12 +9,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use regatta_discover::systems;
-use regatta_doctor::simulated::healthy_job;
 use regatta_model::document;
 use regatta_testbed::assert_contains;
 
+use self::simulated::healthy_job;
 use crate::support::python::python_with;
 use crate::support::{CommandOutput, TempDir, command, regatta};
+
+#[path = "../../../doctor/tests/simulated/mod.rs"]
+mod simulated;
 
 /// The logs, in the tests of `regatta-observe`, whose reports are on the pages.
 const REPORTS: [(&str, &str); 9] = [

@@ -80,8 +80,10 @@ Examples:
 
 /// Parses the name of a check.
 fn check(name: &str) -> Result<Check, String> {
-    let found = Check::ALL.into_iter().find(|check| check.name() == name);
-    found.ok_or_else(|| format!("expected one of {}", Check::ALL.map(Check::name).join(", ")))
+    let names = || Check::all().map(Check::name).collect::<Vec<_>>().join(", ");
+    Check::all()
+        .find(|check| check.name() == name)
+        .ok_or_else(|| format!("expected one of {}", names()))
 }
 
 /// Runs the command.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use regatta_doctor::collect::{self, LoadedPlugin};
+use regatta_doctor::collect::{self, TableNames};
 use regatta_doctor::plugin::LoadResult;
 use rustix::process::{Pid, Signal, kill_process_group};
 
@@ -55,7 +55,7 @@ pub fn load_library(
     path: &Path,
     symbols: &[String],
     limit: Duration,
-) -> Result<(LoadResult, LoadedPlugin)> {
+) -> Result<(LoadResult, TableNames)> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let mut command = Command::new(program);
     command.args(["plugin", "load-library", "--"]).arg(path).args(symbols).process_group(0);
@@ -103,7 +103,7 @@ fn available(mut pipe: impl Read + AsFd) -> Result<String> {
     }
 }
 
-fn outcome(text: &str, end: End, limit: Duration) -> (LoadResult, LoadedPlugin) {
+fn outcome(text: &str, end: End, limit: Duration) -> (LoadResult, TableNames) {
     let mut lines = text.lines();
     let error: Option<Option<String>> = lines.next().and_then(|l| serde_json::from_str(l).ok());
     let names = lines.next().and_then(|line| serde_json::from_str(line).ok()).unwrap_or_default();
@@ -134,7 +134,7 @@ mod tests {
     fn the_first_line_decides() {
         let result = |text: &str, end: End| outcome(text, end, Duration::from_secs(2)).0;
         let exited = |status: i32| End::Exited(ExitStatus::from_raw(status));
-        assert_eq!(result("null\n{\"names\":[]}\n", exited(0)), LoadResult::Loaded);
+        assert_eq!(result("null\n[]\n", exited(0)), LoadResult::Loaded);
         assert_eq!(result("null\n", exited(11)), LoadResult::Loaded, "names are read later");
         assert_eq!(result("\"x: y\"\n", exited(0)), LoadResult::Failed("x: y".to_owned()));
         assert!(

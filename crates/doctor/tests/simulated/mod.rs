@@ -1,16 +1,15 @@
-//! Facts of simulated healthy nodes, for tests and benchmarks: a node of a built-in system with the
-//! small differences that identical nodes have.
+//! Facts of simulated healthy nodes: a node of a built-in system with the small differences that
+//! identical nodes have. Tests and benchmarks include this file as a module. No I/O.
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use regatta_model::machine::NicAddress;
-use regatta_model::{GpuVendor, Machine, NicKind, PciDevice, Scheduler};
-
-use crate::facts::{
+use regatta_doctor::facts::{
     DeviceFile, DeviceNeed, DeviceState, DirectoryUse, FileSystem, GpuHealth, JobFacts, NetPlugin,
     NicHealth, NodeFacts, OsFacts, Peer, PeerToPeer, Rate, RateTest,
 };
-use crate::peers::schedule;
+use regatta_doctor::peers::schedule;
+use regatta_model::machine::NicAddress;
+use regatta_model::{GpuVendor, Machine, NicKind, PciDevice, Scheduler};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
