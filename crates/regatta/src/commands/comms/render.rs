@@ -64,13 +64,12 @@ fn section(
     if rows.is_empty() {
         return String::new();
     }
-    let table = table::align(header, rows, left);
-    let (first, rest) = table.split_once('\n').unwrap_or((&table, ""));
+    let table = table::with_dim_header(header, rows, left);
     let more = match more {
         0 => String::new(),
         more => format!("{FAINT}... and {more} more{FAINT:#}\n"),
     };
-    format!("\n{HEADING}{heading}{HEADING:#}\n{FAINT}{first}{FAINT:#}\n{rest}{more}")
+    format!("\n{HEADING}{heading}{HEADING:#}\n{table}{more}")
 }
 
 fn cell(text: &str) -> String {

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use regatta_draw::table;
-use regatta_events::operation::{Communicator, OperationKind};
+use regatta_events::operation::OperationKind;
 use regatta_events::status::{CommunicatorStatus, CurrentOperation, Status};
 use regatta_model::units::{format_elapsed, pluralize};
 use regatta_model::{Document, document};
@@ -107,7 +107,7 @@ fn rows(status: &Status, now: u64) -> Vec<StatusRow> {
         ..StatusRow::default()
     };
     let row = |one: &CommunicatorStatus| StatusRow {
-        communicator: label(&one.communicator),
+        communicator: one.communicator.label(),
         communicator_rank: one.communicator.rank,
         ranks: one.communicator.ranks,
         enqueued: one.enqueued,
@@ -127,13 +127,6 @@ fn rows(status: &Status, now: u64) -> Vec<StatusRow> {
 
 fn seconds(later: u64, earlier: u64) -> f64 {
     later.saturating_sub(earlier) as f64 / 1e9
-}
-
-fn label(communicator: &Communicator) -> String {
-    match communicator.name.is_empty() {
-        true => format!("0x{:x}", communicator.id),
-        false => communicator.name.clone(),
-    }
 }
 
 fn current_row(current: &CurrentOperation, age_s: f64) -> CurrentRow {
@@ -190,13 +183,12 @@ fn render(report: &StatusReport) -> String {
         "in flight",
         "for",
     ];
-    let table = table::align(&header, &rows, &[1, 2, 3, 7]);
-    let (first, rest) = table.split_once('\n').unwrap_or((&table, ""));
+    let table = table::with_dim_header(&header, &rows, &[1, 2, 3, 7]);
     let unreadable = match report.unreadable.len() {
         0 => String::new(),
         count => {
             format!("{FAINT}{} without a complete status{FAINT:#}\n", pluralize(count, "file"))
         }
     };
-    format!("{FAINT}{first}{FAINT:#}\n{rest}{unreadable}")
+    table + &unreadable
 }
