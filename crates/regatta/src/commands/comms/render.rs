@@ -72,14 +72,14 @@ fn section(
     format!("\n{HEADING}{heading}{HEADING:#}\n{table}{more}")
 }
 
-fn cell(text: &str) -> String {
+pub(super) fn cell(text: &str) -> String {
     match text {
         "" => "-".to_owned(),
         text => truncate(&sanitize(text), MAX_CELL, '~'),
     }
 }
 
-fn known<T>(value: Option<T>, format: impl Fn(T) -> String) -> String {
+pub(super) fn known<T>(value: Option<T>, format: impl Fn(T) -> String) -> String {
     value.map_or_else(|| "-".to_owned(), format)
 }
 

@@ -13,12 +13,9 @@ use regatta_observe::comms::Attempts;
 use regatta_observe::read::comms::read_status;
 use serde::{Deserialize, Serialize};
 
+use super::render::{cell, known};
 use crate::cli::FAINT;
 use crate::output;
-use regatta_draw::text::{sanitize, truncate};
-
-/// Width of a cell with a name.
-const MAX_CELL: usize = 32;
 
 /// The communicators of all ranks.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -146,10 +143,6 @@ fn kind_name(kind: OperationKind) -> String {
 }
 
 fn render(report: &StatusReport) -> String {
-    let cell = |text: &str| match text {
-        "" => "-".to_owned(),
-        text => truncate(&sanitize(text), MAX_CELL, '~'),
-    };
     let row = |row: &StatusRow| {
         let (current, age) = match (&row.current, row.ended) {
             (Some(current), _) => {
@@ -160,7 +153,7 @@ fn render(report: &StatusReport) -> String {
             (None, false) => ("none".to_owned(), row.age_s),
         };
         vec![
-            row.rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string()),
+            known(row.rank, |rank| rank.to_string()),
             cell(&row.host),
             cell(&row.communicator),
             format!("{}/{}", row.communicator_rank, row.ranks),
