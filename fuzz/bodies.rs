@@ -140,8 +140,14 @@ fn event_file(data: &[u8]) {
 fn run_records(data: &[u8]) {
     let Some((&piece, text)) = data.split_first() else { return };
     let split = |piece: usize| {
-        let (mut splitter, mut lines) = (LineSplitter::default(), Vec::new());
-        let skipped: usize = text.chunks(piece).map(|part| splitter.push(part, &mut lines)).sum();
+        let mut splitter = LineSplitter::<{ 1 << 24 }>::default();
+        let (mut lines, mut skipped) = (Vec::new(), 0);
+        for part in text.chunks(piece) {
+            splitter.push(part, |line, is_complete| match is_complete {
+                true => lines.push(line.to_vec()),
+                false => skipped += 1,
+            });
+        }
         (lines, skipped)
     };
     let (lines, skipped) = split(text.len().max(1));

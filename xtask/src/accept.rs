@@ -10,7 +10,7 @@ use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::steps::cargo;
+use crate::steps::{self, cargo};
 
 /// Where results are kept.
 const RESULTS: &str = "bench/results";
@@ -245,10 +245,7 @@ fn machine() -> Result<String> {
 }
 
 fn output(program: &str, arguments: &str) -> Result<String> {
-    let output = Command::new(program).args(arguments.split(' ')).output();
-    let output = output.with_context(|| program.to_owned())?;
-    ensure!(output.status.success(), "{program} {arguments} failed");
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    Ok(steps::output(Command::new(program).args(arguments.split(' ')))?.trim().to_owned())
 }
 
 /// Runs a command, and writes its output to the terminal and to a file.

@@ -6,12 +6,12 @@ mod elf;
 pub mod glibc;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
 use self::glibc::GLIBC;
-use crate::steps::{cargo, run};
+use crate::steps::{output, run};
 use crate::test_programs;
 
 /// Maximum size of the binary.
@@ -85,10 +85,11 @@ fn install_tools(folder: &Path) -> Result<PathBuf> {
 
 /// Writes manual pages and completions, which the binary of this machine prints.
 fn write_share(share: &Path) -> Result<()> {
-    let binary = build_binary()?;
+    println!("xtask: build");
+    let binary = test_programs::build(&["build", "--quiet", "--package", "regatta"])?.binary;
     let _ = std::fs::remove_dir_all(share);
     let write = |path: &str, words: &[&str]| -> Result<()> {
-        let (text, path) = (print(&binary, words)?, share.join(path));
+        let (text, path) = (output(Command::new(&binary).args(words))?, share.join(path));
         let parent = path.parent().unwrap_or(share);
         std::fs::create_dir_all(parent).with_context(|| parent.display().to_string())?;
         std::fs::write(&path, text).with_context(|| path.display().to_string())
@@ -97,29 +98,10 @@ fn write_share(share: &Path) -> Result<()> {
         write(path, &["completions", shell])?;
     }
     write("man/man1/regatta.1", &["man"])?;
-    for command in commands(&String::from_utf8_lossy(&print(&binary, &["--help"])?)) {
+    for command in commands(&output(Command::new(&binary).arg("--help"))?) {
         write(&format!("man/man1/regatta-{command}.1"), &["man", &command])?;
     }
     Ok(())
-}
-
-/// Builds the binary of this machine; its path.
-fn build_binary() -> Result<PathBuf> {
-    println!("xtask: build");
-    let mut build = cargo();
-    build.args(["build", "--quiet", "--package", "regatta", "--message-format"]);
-    let output = build.arg("json-render-diagnostics").stderr(Stdio::inherit()).output();
-    let output = output.context("cargo build")?;
-    ensure!(output.status.success(), "build failed");
-    test_programs::parse(&String::from_utf8_lossy(&output.stdout)).map(|build| build.binary)
-}
-
-/// The output of the binary.
-fn print(binary: &Path, words: &[&str]) -> Result<Vec<u8>> {
-    let output = Command::new(binary).args(words).output();
-    let output = output.with_context(|| binary.display().to_string())?;
-    ensure!(output.status.success(), "regatta {} failed", words.join(" "));
-    Ok(output.stdout)
 }
 
 /// The commands in the output of `--help`.

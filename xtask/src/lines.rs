@@ -6,8 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
+use crate::steps::output;
 use lexer::{SourceLine, TestModule};
 
 /// Folders that hold tests, fakes and fuzz targets alone.
@@ -37,7 +38,7 @@ pub fn run(revision: Option<&str>) -> Result<()> {
         Some(revision) => read_revision(revision)?,
         None => read_working_tree()?,
     };
-    let counts = count(&sources);
+    let counts = count(&sources)?;
     println!("{:<28} {:>8} {:>22}", "crate", "code", "with comments, blanks");
     for (name, Count { code, all }) in &counts {
         println!("{name:<28} {code:>8} {all:>22}");
@@ -48,10 +49,7 @@ pub fn run(revision: Option<&str>) -> Result<()> {
 }
 
 fn git(arguments: &[&str]) -> Result<String> {
-    let output = Command::new("git").args(arguments).output().context("git")?;
-    let message = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "git {}: {}", arguments.join(" "), message.trim());
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    output(Command::new("git").args(arguments))
 }
 
 fn read_working_tree() -> Result<Sources> {
@@ -67,9 +65,12 @@ fn read_revision(revision: &str) -> Result<Sources> {
 }
 
 /// The lines of each crate.
-fn count(sources: &Sources) -> BTreeMap<String, Count> {
-    let lexed: BTreeMap<&Path, lexer::File> =
-        sources.iter().map(|(path, text)| (path.as_path(), lexer::lex(text))).collect();
+fn count(sources: &Sources) -> Result<BTreeMap<String, Count>> {
+    let mut lexed: BTreeMap<&Path, lexer::File> = BTreeMap::new();
+    for (path, text) in sources {
+        let file = lexer::lex(text).with_context(|| path.display().to_string())?;
+        lexed.insert(path, file);
+    }
     let tests: BTreeSet<PathBuf> = lexed
         .iter()
         .flat_map(|(path, file)| {
@@ -82,7 +83,7 @@ fn count(sources: &Sources) -> BTreeMap<String, Count> {
         sum.code += file.lines.iter().filter(|line| **line == SourceLine::Code).count();
         sum.all += file.lines.iter().filter(|line| **line != SourceLine::Test).count();
     }
-    counts
+    Ok(counts)
 }
 
 /// Whether a file is compiled for tests alone.
@@ -148,7 +149,8 @@ mod tests {
             ("crates/a/src/b_tests.rs", "fn test() {}\n"),
             ("crates/a/tests/it.rs", "fn test() {}\n"),
             ("crates/testbed/src/lib.rs", "fn cluster() {}\n"),
-        ]));
+        ]))
+        .unwrap();
         assert_eq!(counts, BTreeMap::from([("crates/a".to_owned(), Count { code: 2, all: 4 })]));
     }
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::dist::glibc;
 use crate::system_packages::Available;
-use crate::test_programs::{self, Build};
+use crate::test_programs::{self, Build, Outcome};
 
 /// Number of parts of `cargo xtask test`.
 const PARTS: u32 = 4;
@@ -37,18 +37,14 @@ pub fn lint() -> Result<()> {
 
 /// The compiler that clippy uses.
 fn clippy_driver() -> Result<PathBuf> {
-    let output = Command::new("rustc").args(["--print", "sysroot"]).output().context("rustc")?;
-    let sysroot = String::from_utf8_lossy(&output.stdout).into_owned();
+    let sysroot = output(Command::new("rustc").args(["--print", "sysroot"]))?;
     Ok(Path::new(sysroot.trim()).join("bin/clippy-driver"))
 }
 
 /// Checks the symbols of the NCCL plug-ins that the binary contains.
 fn check_plugins(binary: &Path) -> Result<()> {
     let folder = Path::new("target/plugins");
-    let mut install = Command::new(binary);
-    let output = install.args(["plugin", "install"]).arg(folder).output();
-    let output = output.with_context(|| binary.display().to_string())?;
-    ensure!(output.status.success(), "regatta plugin install failed");
+    output(Command::new(binary).args(["plugin", "install"]).arg(folder))?;
     let libraries = ["net", "profiler", "tuner"].map(|kind| format!("libnccl-{kind}-regatta.so"));
     libraries.iter().try_for_each(|library| glibc::check_symbols(&folder.join(library)))
 }
@@ -57,7 +53,7 @@ fn check_plugins(binary: &Path) -> Result<()> {
 /// documentation.
 pub fn tests(available: Available) -> Result<()> {
     announce(4, "tests and documentation", "9 min");
-    let build = test_programs::build(&mut cargo())?;
+    let build = test_programs::build_tests()?;
     glibc::check_symbols(&build.binary)?;
     check_plugins(&build.binary)?;
     let (tested, documented) = std::thread::scope(|scope| {
@@ -71,7 +67,7 @@ pub fn tests(available: Available) -> Result<()> {
 
 /// Runs only the test programs and modules whose names contain one of `names`.
 pub fn some_tests(available: Available, names: &[String]) -> Result<()> {
-    run_tests(test_programs::build(&mut cargo())?, available, names)
+    run_tests(test_programs::build_tests()?, available, names)
 }
 
 /// Skipping a test for which everything is available is a failure.
@@ -83,12 +79,17 @@ fn run_tests(build: Build, available: Available, names: &[String]) -> Result<()>
     ];
     let required: Vec<(&str, &str)> =
         variables.into_iter().filter(|(is, _)| *is).map(|(_, name)| (name, "1")).collect();
-    let failed = test_programs::run(build, &required, names)?;
+    let finished = test_programs::run(build, &required, names)?;
     println!("xtask: tests done in {:.0} s", start.elapsed().as_secs_f64());
     // Again, at the end of a long log, of which a CI system may keep only the end.
-    failed.iter().for_each(|unit| println!("xtask: {} failed\n{}", unit.name, unit.failures));
-    let names: Vec<_> = failed.iter().map(|unit| unit.name.as_str()).collect();
-    ensure!(names.is_empty(), "tests failed: {}", names.join(", "));
+    let mut failed = Vec::new();
+    for Outcome { name, failures, .. } in &finished {
+        if let Some(failures) = failures {
+            println!("xtask: {name} failed\n{failures}");
+            failed.push(name.as_str());
+        }
+    }
+    ensure!(failed.is_empty(), "tests failed: {}", failed.join(", "));
     Ok(())
 }
 
@@ -129,6 +130,17 @@ pub fn bench() -> Result<()> {
 
 pub fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// The standard output of a command.
+///
+/// # Errors
+/// If it fails, with what it said.
+pub fn output(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("{command:?}"))?;
+    let message = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{command:?} failed: {}", message.trim());
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 pub fn run(name: &str, command: &mut Command) -> Result<()> {

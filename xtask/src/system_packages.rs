@@ -53,9 +53,7 @@ fn install_missing() -> Result<bool> {
     }
     println!("xtask: installing {list}");
     apt(&["update", "-q"])?;
-    let mut arguments = vec!["install", "-q", "-y", "--no-install-recommends"];
-    arguments.extend(missing);
-    apt(&arguments)?;
+    apt_install(&missing)?;
     install_optional();
     Ok(true)
 }
@@ -65,8 +63,7 @@ fn install_optional() {
     if is_installed(OPTIONAL_PACKAGE) || !has_apt() || !is_root() {
         return;
     }
-    let arguments = ["install", "-q", "-y", "--no-install-recommends", OPTIONAL_PACKAGE];
-    if let Err(error) = apt(&arguments) {
+    if let Err(error) = apt_install(&[OPTIONAL_PACKAGE]) {
         println!("xtask: {error:#}: the kernels are not compiled for AMD GPUs");
     }
 }
@@ -102,6 +99,10 @@ fn is_root() -> bool {
 pub fn id(which: &str) -> Result<String, String> {
     let output = Command::new("id").arg(which).output().map_err(|error| format!("id: {error}"))?;
     Ok(String::from_utf8_lossy(output.stdout.trim_ascii()).into_owned())
+}
+
+fn apt_install(packages: &[&str]) -> Result<()> {
+    apt(&[&["install", "-q", "-y", "--no-install-recommends"], packages].concat())
 }
 
 fn apt(arguments: &[&str]) -> Result<()> {

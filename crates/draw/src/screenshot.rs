@@ -141,20 +141,11 @@ fn shapes(c: char) -> Option<Vec<[f64; 5]>> {
         '▚' => vec![quarter(0.0, 0.15), quarter(0.5, 0.5)],
         '▞' => vec![quarter(0.5, 0.15), quarter(0.0, 0.5)],
         '\u{2800}'..='\u{28ff}' => {
-            const POSITIONS: [(f64, f64); 8] = [
-                (0.0, 0.0),
-                (0.0, 1.0),
-                (0.0, 2.0),
-                (1.0, 0.0),
-                (1.0, 1.0),
-                (1.0, 2.0),
-                (0.0, 3.0),
-                (1.0, 3.0),
-            ];
-            let is_set = |bit: &usize| c as u32 >> bit & 1 == 1;
-            let dot = |bit: usize| {
-                let (column, row) = POSITIONS[bit];
-                [0.1 + column * 0.5, 0.05 + row * 0.25, 0.3, 0.15, 1.0]
+            let is_set = |bit: &u32| c as u32 >> bit & 1 == 1;
+            let dot = |bit: u32| {
+                // Three dots per column; the fourth row was added later.
+                let (column, row) = if bit < 6 { (bit / 3, bit % 3) } else { (bit - 6, 3) };
+                [0.1 + f64::from(column) * 0.5, 0.05 + f64::from(row) * 0.25, 0.3, 0.15, 1.0]
             };
             (0..8).filter(is_set).map(dot).collect()
         }

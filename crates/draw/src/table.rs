@@ -1,21 +1,41 @@
 //! Aligned text tables without borders.
 
+use crate::line::DIM;
+
 /// Formats rows under a header: columns two spaces apart; those in `left` are left-aligned, the
-/// others right-aligned.
+/// others right-aligned. Cells may have styles.
 pub fn align<H: AsRef<str>>(header: &[H], rows: &[Vec<String>], left: &[usize]) -> String {
     let header = header.iter().map(|name| name.as_ref().to_owned()).collect();
     let lines = || std::iter::once(&header).chain(rows);
-    let length = |row: &Vec<String>, at: usize| row.get(at).map_or(0, |cell| cell.chars().count());
-    let width = |at| lines().map(|row| length(row, at)).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..header.len()).map(width).collect();
+    let length = |row: &Vec<String>, at: usize| row.get(at).map_or(0, |cell| width(cell));
+    let width_of = |at| lines().map(|row| length(row, at)).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..header.len()).map(width_of).collect();
     let line = |row: &Vec<String>| {
-        let pad = |(at, (cell, &width)): (usize, (&String, &usize))| {
-            if left.contains(&at) { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+        let pad = |(at, (cell, total)): (usize, (&String, &usize))| {
+            let spaces = " ".repeat(total - width(cell));
+            if left.contains(&at) { format!("{cell}{spaces}") } else { format!("{spaces}{cell}") }
         };
         let cells: Vec<String> = row.iter().zip(&widths).enumerate().map(pad).collect();
         format!("{}\n", cells.join("  ").trim_end())
     };
     lines().map(line).collect()
+}
+
+/// Columns of a cell, whose styles have none: their codes end with `m`.
+fn width(cell: &str) -> usize {
+    let codes = cell.split('\x1b').skip(1).filter_map(|part| part.find('m'));
+    cell.chars().count() - codes.map(|end| end + 2).sum::<usize>()
+}
+
+/// [`align`] with a dimmed header.
+pub fn with_dim_header<H: AsRef<str>>(
+    header: &[H],
+    rows: &[Vec<String>],
+    left: &[usize],
+) -> String {
+    let table = align(header, rows, left);
+    let (first, rest) = table.split_once('\n').unwrap_or((&table, ""));
+    format!("{DIM}{first}{DIM:#}\n{rest}")
 }
 
 /// Lines of a table whose columns of digits are right-aligned.
@@ -42,7 +62,16 @@ pub fn format_value(value: Option<f64>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{format_value, table};
+    use super::{align, format_value, table, with_dim_header};
+    use crate::line::GOOD;
+
+    #[test]
+    fn styles_have_no_width() {
+        let rows = [vec![format!("{GOOD}é{GOOD:#}"), "1".into()], vec!["bb".into(), "2".into()]];
+        let good = format!("{GOOD}é{GOOD:#}   1");
+        assert_eq!(align(&["a", "n"], &rows, &[0]), format!("a   n\n{good}\nbb  2\n"));
+        assert!(with_dim_header(&["a", "n"], &rows, &[0]).ends_with(&format!("\n{good}\nbb  2\n")));
+    }
 
     #[test]
     fn columns_of_digits_are_right_aligned() {

@@ -283,6 +283,22 @@ pub struct Communicator {
     pub rank: u32,
 }
 
+impl Communicator {
+    /// Its id as a hexadecimal number, or empty.
+    pub fn hex_id(&self) -> String {
+        if self.id == 0 { String::new() } else { format!("0x{:x}", self.id) }
+    }
+
+    /// Its name, else its id.
+    pub fn label(&self) -> String {
+        match (self.name.as_str(), self.id) {
+            ("", 0) => "unknown".to_owned(),
+            ("", _) => self.hex_id(),
+            (name, _) => name.to_owned(),
+        }
+    }
+}
+
 /// Reads all clocks of a process at about one instant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClockSync {

@@ -1,9 +1,10 @@
 //! Runs commands and captures their output.
 
 use std::ffi::OsStr;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -24,14 +25,42 @@ pub(crate) fn memory_file(text: &str) -> io::Result<File> {
 /// `mpiexec --version`.
 pub fn output_of<A: AsRef<OsStr>>(program: &str, args: &[A], timeout: Duration) -> Option<String> {
     let captured = capture(program, args, timeout).ok()?;
-    captured.status.success().then(|| captured.stdout + &captured.stderr)
+    captured.end.is_success().then(|| captured.stdout + &captured.stderr)
+}
+
+/// How a command ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CommandEnd {
+    /// By itself.
+    Exited(ExitStatus),
+    /// It was killed after the timeout.
+    TimedOut,
+    /// With SIGCHLD ignored, children have no status.
+    Unknown,
+}
+
+impl CommandEnd {
+    /// Whether it succeeded.
+    pub fn is_success(self) -> bool {
+        matches!(self, Self::Exited(status) if status.success())
+    }
+}
+
+impl fmt::Display for CommandEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exited(status) => status.fmt(f),
+            Self::TimedOut => f.write_str("a timeout"),
+            Self::Unknown => f.write_str("an unknown status"),
+        }
+    }
 }
 
 /// How a command ended and what it printed.
 #[derive(Debug)]
 pub struct Captured {
-    /// Its exit status; SIGKILL after the timeout.
-    pub status: ExitStatus,
+    /// How it ended.
+    pub end: CommandEnd,
     /// Its standard output.
     pub stdout: String,
     /// Its standard error.
@@ -40,7 +69,7 @@ pub struct Captured {
 
 /// Runs a command without input, and kills it after `timeout`.
 pub fn capture<A: AsRef<OsStr>>(
-    program: &str,
+    program: impl AsRef<OsStr>,
     args: &[A],
     timeout: Duration,
 ) -> io::Result<Captured> {
@@ -50,14 +79,16 @@ pub fn capture<A: AsRef<OsStr>>(
     command.stdout(stdout.try_clone()?).stderr(stderr.try_clone()?);
     let mut child = command.spawn()?;
     let start = Instant::now();
-    let status = loop {
+    let end = loop {
         match child.try_wait() {
             Ok(None) if start.elapsed() < timeout => std::thread::sleep(Duration::from_millis(2)),
-            Ok(Some(status)) => break status,
-            _ => {
+            Ok(Some(status)) => break CommandEnd::Exited(status),
+            Ok(None) => {
                 signal_group(child.id(), libc::SIGKILL);
-                break child.wait().unwrap_or(ExitStatus::from_raw(libc::SIGKILL));
+                let _ = child.wait();
+                break CommandEnd::TimedOut;
             }
+            Err(_) => break CommandEnd::Unknown,
         }
     };
     let read = |file: &mut File| -> io::Result<String> {
@@ -66,7 +97,7 @@ pub fn capture<A: AsRef<OsStr>>(
         file.read_to_end(&mut bytes)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     };
-    Ok(Captured { status, stdout: read(&mut stdout)?, stderr: read(&mut stderr)? })
+    Ok(Captured { end, stdout: read(&mut stdout)?, stderr: read(&mut stderr)? })
 }
 
 #[cfg(test)]

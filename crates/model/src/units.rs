@@ -1,7 +1,5 @@
 //! Numbers for people: bytes, bit rates, SI prefixes, durations, counts.
 
-use crate::CpuSet;
-
 const UNKNOWN: &str = "?";
 
 /// Binary units: `137438953472` is `128 GiB`. One decimal below ten units, none above.
@@ -129,7 +127,32 @@ pub fn format_loss(loss: f64) -> String {
 
 /// Numbers as ascending ranges: `0-3,6`.
 pub fn format_ranges(numbers: &[u32]) -> String {
-    numbers.iter().map(|&n| n as usize).collect::<CpuSet>().to_string()
+    let mut sorted = numbers.to_vec();
+    sorted.sort_unstable();
+    sorted.dedup();
+    ranges(sorted.into_iter()).join(",")
+}
+
+/// Ascending numbers as ranges: `0-3` and `6`.
+pub fn ranges(numbers: impl Iterator<Item = u32>) -> Vec<String> {
+    let mut ranges: Vec<(u32, u32)> = Vec::new();
+    for number in numbers {
+        match ranges.last_mut() {
+            Some((_, end)) if end.checked_add(1) == Some(number) => *end = number,
+            _ => ranges.push((number, number)),
+        }
+    }
+    let text = |&(first, last): &(u32, u32)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    };
+    ranges.iter().map(text).collect()
+}
+
+/// `rank 3`, `ranks 0-2,4`.
+pub fn format_ranks(ranks: &[u32]) -> String {
+    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+    format!("{noun} {}", format_ranges(ranks))
 }
 
 #[cfg(test)]
@@ -180,6 +203,14 @@ mod tests {
     #[test]
     fn counts_agree_with_their_noun() {
         assert_eq!([pluralize(1, "rank"), pluralize(2, "rank")], ["1 rank", "2 ranks"]);
+    }
+
+    #[test]
+    fn numbers_become_ranges() {
+        assert_eq!(format_ranges(&[]), "");
+        assert_eq!(format_ranges(&[7, 0, 1, 2, 5, 8, 8]), "0-2,5,7-8");
+        assert_eq!(format_ranges(&[u32::MAX]), "4294967295");
+        assert_eq!([format_ranks(&[3]), format_ranks(&[1, 0])], ["rank 3", "ranks 0-1"]);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 pub mod analyse;
 pub mod collect;
+mod line_splitter;
 pub mod read;
 pub mod view;
 

@@ -322,7 +322,7 @@ pub struct LaunchArgs {
     /// Like --check-net, and end the job with status 1 and the fix if a rank uses another network: ib,
     /// ofi, cxi, efa, socket, or a plug-in by its name in NCCL's log; NAME/GDRDMA also requires GPUDirect
     /// RDMA
-    #[arg(long, value_name = "NAME", value_parser = net_log::requirement, help_heading = "Network")]
+    #[arg(long, value_name = "NAME", help_heading = "Network")]
     pub require_net: Option<Requirement>,
     #[command(flatten)]
     pub profile: ProfileArgs,

@@ -33,7 +33,7 @@ pub fn check_dist(names: impl Iterator<Item = String>) -> Result<()> {
         let folder = std::path::absolute(Path::new(FOLDER).join(format!("check-{architecture}")))?;
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-        let runner = Runner::of(architecture, is_file);
+        let runner = Runner::of(architecture, Path::is_file);
         if let Runner::None(why) = &runner {
             println!("xtask: {architecture}: installed, but not run: {why}");
         }
@@ -136,10 +136,6 @@ impl Runner {
 /// Debian's package with the C library of another architecture.
 fn libc_package(architecture: &str) -> &'static str {
     if architecture == "aarch64" { "libc6-arm64-cross" } else { "libc6-amd64-cross" }
-}
-
-fn is_file(path: &Path) -> bool {
-    path.is_file()
 }
 
 /// Runs the binary in a folder.

@@ -1,9 +1,8 @@
 //! The dynamic symbols of a 64-bit ELF file, and the symbol versions that it needs.
 
 use anyhow::{Context, Result};
-use object::elf::{FileHeader64, SHN_UNDEF, SHT_DYNSYM, STB_WEAK};
-use object::read::elf::{FileHeader, Sym};
-use object::{Endianness, SymbolIndex};
+use object::read::elf::ElfFile64;
+use object::{Object, ObjectSymbol};
 
 /// A dynamic symbol.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,27 +21,23 @@ pub struct Symbol {
 /// # Errors
 /// If the file is malformed.
 pub fn symbols(file: &[u8]) -> Result<Vec<Symbol>> {
-    let header = header(file)?;
-    let endian = header.endian().context("byte order")?;
-    let sections = header.sections(endian, file).context("section table")?;
-    let table = sections.symbols(endian, file, SHT_DYNSYM).context("dynamic symbols")?;
+    let elf = parse(file)?;
+    let (endian, sections) = (elf.endian(), elf.elf_section_table());
     let versions = sections.versions(endian, file).context("symbol versions")?;
     let mut symbols = Vec::new();
-    // The first entry of a symbol table is no symbol.
-    for (index, symbol) in table.iter().enumerate().skip(1) {
-        let name = symbol.name(endian, table.strings()).context("name of a dynamic symbol")?;
-        let name = text(name)?;
+    for symbol in elf.dynamic_symbols() {
+        let name = symbol.name().context("name of a dynamic symbol")?.to_owned();
         let version = match &versions {
             Some(versions) => {
-                let version = versions.version_index(endian, SymbolIndex(index)).index();
+                let version = versions.version_index(endian, symbol.index()).index();
                 versions.version(version).with_context(|| format!("version of {name}"))?
             }
             None => None,
         };
         symbols.push(Symbol {
             version: version.map(|version| text(version.name())).transpose()?,
-            is_defined: symbol.st_shndx(endian) != SHN_UNDEF,
-            is_weak: symbol.st_bind() == STB_WEAK,
+            is_defined: !symbol.is_undefined(),
+            is_weak: symbol.is_weak(),
             name,
         });
     }
@@ -54,9 +49,8 @@ pub fn symbols(file: &[u8]) -> Result<Vec<Symbol>> {
 /// # Errors
 /// If the file is malformed.
 pub fn needed_versions(file: &[u8]) -> Result<Vec<String>> {
-    let header = header(file)?;
-    let endian = header.endian().context("byte order")?;
-    let sections = header.sections(endian, file).context("section table")?;
+    let elf = parse(file)?;
+    let (endian, sections) = (elf.endian(), elf.elf_section_table());
     let mut names = Vec::new();
     let Some((needs, link)) = sections.gnu_verneed(endian, file).context("version needs")? else {
         return Ok(names);
@@ -71,8 +65,8 @@ pub fn needed_versions(file: &[u8]) -> Result<Vec<String>> {
     Ok(names)
 }
 
-fn header(file: &[u8]) -> Result<&FileHeader64<Endianness>> {
-    FileHeader64::parse(file).context("not a 64-bit ELF file")
+fn parse(file: &[u8]) -> Result<ElfFile64<'_>> {
+    ElfFile64::parse(file).context("not a valid 64-bit ELF file")
 }
 
 fn text(name: &[u8]) -> Result<String> {

@@ -14,6 +14,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use super::elf::{self, Symbol};
+use crate::steps::output;
 
 /// The newest C library whose symbols the binary may use: that of RHEL 8. Ubuntu 20.04 and SLES 15 SP3 have newer
 /// ones.
@@ -72,9 +73,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 
 /// The libraries of this machine that a binary is loaded with.
 fn libraries(binary: &Path) -> Result<Vec<PathBuf>> {
-    let output = Command::new("ldd").arg(binary).output().context("ldd")?;
-    ensure!(output.status.success(), "ldd {} failed", binary.display());
-    let paths = library_paths(&String::from_utf8_lossy(&output.stdout));
+    let paths = library_paths(&output(Command::new("ldd").arg(binary))?);
     ensure!(!paths.is_empty(), "ldd {} lists no library", binary.display());
     Ok(paths)
 }

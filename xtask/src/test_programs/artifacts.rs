@@ -1,11 +1,13 @@
 //! What cargo built, from its messages.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+
+use crate::steps::cargo;
 
 /// A compiled test program.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,19 +30,24 @@ pub struct Build {
 }
 
 /// Builds the test programs and lists them in the order in which cargo finished them.
-pub fn build(cargo: &mut Command) -> Result<Build> {
-    cargo.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
+pub fn build_tests() -> Result<Build> {
     let start = Instant::now();
-    let output = cargo.stderr(Stdio::inherit()).output().context("cargo test --no-run")?;
-    if !output.status.success() {
-        bail!("the tests do not compile");
-    }
+    let build = build(&["test", "--workspace", "--no-run"])?;
     println!("xtask: tests built in {:.0} s", start.elapsed().as_secs_f64());
+    Ok(build)
+}
+
+/// Builds with these arguments of cargo.
+pub fn build(arguments: &[&str]) -> Result<Build> {
+    let mut cargo = cargo();
+    cargo.args(arguments).arg("--message-format=json-render-diagnostics");
+    let output = cargo.stderr(Stdio::inherit()).output().context("cargo")?;
+    ensure!(output.status.success(), "cargo {} failed", arguments.join(" "));
     parse(&String::from_utf8_lossy(&output.stdout))
 }
 
 /// The programs in cargo's messages, one JSON object per line.
-pub fn parse(messages: &str) -> Result<Build> {
+fn parse(messages: &str) -> Result<Build> {
     let mut build = Build::default();
     for line in messages.lines().filter(|line| line.starts_with('{')) {
         let message: Value = serde_json::from_str(line).context("cargo's messages")?;

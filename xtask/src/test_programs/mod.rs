@@ -10,33 +10,25 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-pub use artifacts::{Build, build, parse};
+pub use artifacts::{Build, build, build_tests};
 use isolation::Isolation;
 use schedule::{Limits, Load};
-use unit::{Outcome, TestUnit};
+pub use unit::Outcome;
+use unit::TestUnit;
 
 /// How many of the longest units are listed at the end.
 const LISTED: usize = 20;
-
-/// A test program, or a module of one, that failed.
-#[derive(Debug)]
-pub struct FailedUnit {
-    /// Package, target and module, such as `regatta cluster slurm`.
-    pub name: String,
-    /// The output of its failed tests.
-    pub failures: String,
-}
 
 /// Work that has not begun, and what runs now.
 struct Queue {
     waiting: Vec<TestUnit>,
     running: Vec<Load>,
-    finished: Vec<(String, Outcome)>,
+    finished: Vec<Outcome>,
 }
 
 /// Runs the test programs and modules whose names contain one of `wanted`, or all if there are none, also
-/// after a failure. Returns what failed.
-pub fn run(build: Build, variables: &[(&str, &str)], wanted: &[String]) -> Result<Vec<FailedUnit>> {
+/// after a failure.
+pub fn run(build: Build, variables: &[(&str, &str)], wanted: &[String]) -> Result<Vec<Outcome>> {
     let isolation = Isolation::probe(&build.binary);
     if let Err(why) = &isolation {
         println!("xtask: test programs are not isolated, so that some run one at a time: {why}");
@@ -69,7 +61,7 @@ pub fn run(build: Build, variables: &[(&str, &str)], wanted: &[String]) -> Resul
     results.into_iter().collect::<Result<()>>()?;
     let queue = pool.queue.into_inner().unwrap_or_else(PoisonError::into_inner);
     print_longest(&queue.finished);
-    Ok(failed(queue.finished))
+    Ok(queue.finished)
 }
 
 /// Threads that run the units of a queue.
@@ -97,8 +89,8 @@ impl Pool {
             self.changed.notify_all();
             let outcome = outcome?;
             let seconds = outcome.duration.as_secs_f64();
-            println!("xtask: {} ({seconds:.1} s)\n{}", unit.name, outcome.output);
-            queue.finished.push((unit.name, outcome));
+            println!("xtask: {} ({seconds:.1} s)\n{}", outcome.name, outcome.output);
+            queue.finished.push(outcome);
         }
         Ok(())
     }
@@ -122,18 +114,11 @@ impl Pool {
 }
 
 /// Prints what took longest, from which the table of the longest is made.
-fn print_longest(finished: &[(String, Outcome)]) {
+fn print_longest(finished: &[Outcome]) {
     let mut times: Vec<(Duration, &str)> =
-        finished.iter().map(|(name, outcome)| (outcome.duration, name.as_str())).collect();
+        finished.iter().map(|outcome| (outcome.duration, outcome.name.as_str())).collect();
     times.sort_by(|a, b| b.cmp(a));
     let line = |(time, name): &(Duration, &str)| format!("{:6.1} s  {name}", time.as_secs_f64());
     let lines: Vec<String> = times.iter().take(LISTED).map(line).collect();
     println!("xtask: the longest of {} test runs:\n{}", times.len(), lines.join("\n"));
-}
-
-fn failed(finished: Vec<(String, Outcome)>) -> Vec<FailedUnit> {
-    let failure = |(name, outcome): (String, Outcome)| {
-        outcome.failures.map(|failures| FailedUnit { name, failures })
-    };
-    finished.into_iter().filter_map(failure).collect()
 }

@@ -5,11 +5,12 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use super::artifacts::TestProgram;
 use super::isolation::{Isolation, PrivateTmp};
 use super::schedule::Load;
+use crate::steps::output;
 
 /// Packages whose tests wait actively: for other ranks, or for libfabric.
 const SPINNING: [&str; 2] = ["comm", "net"];
@@ -47,6 +48,8 @@ pub struct TestUnit {
 /// How it went.
 #[derive(Debug)]
 pub struct Outcome {
+    /// That of the unit.
+    pub name: String,
     pub duration: Duration,
     pub output: String,
     /// The part of the output about failed tests.
@@ -91,10 +94,7 @@ fn load(program: &TestProgram) -> Load {
 /// The tests of a program, one per line with its kind.
 fn list(program: &TestProgram) -> Result<String> {
     let mut command = Command::new(&program.executable);
-    command.args(["--list", "--format", "terse"]).current_dir(&program.dir);
-    let output = command.output().with_context(|| program.executable.display().to_string())?;
-    ensure!(output.status.success(), "{} does not list its tests", program.name());
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    output(command.args(["--list", "--format", "terse"]).current_dir(&program.dir))
 }
 
 /// Names of tests by the first module of their paths; none for those of the program's main file.
@@ -142,7 +142,8 @@ impl TestUnit {
             Some(failures) => failures.to_owned(),
             None => format!("{}\n{err}{out}", output.status),
         });
-        Ok(Outcome { duration: start.elapsed(), output: format!("{err}{out}"), failures })
+        let (name, duration) = (self.name.clone(), start.elapsed());
+        Ok(Outcome { name, duration, output: format!("{err}{out}"), failures })
     }
 }
 

@@ -22,6 +22,20 @@ pub enum NicKind {
     Virtual,
 }
 
+impl NicKind {
+    /// The name that people know.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Slingshot => "Slingshot",
+            Self::InfiniBand => "InfiniBand",
+            Self::Roce => "RoCE",
+            Self::Efa => "EFA",
+            Self::Ethernet => "Ethernet",
+            Self::Virtual => "virtual",
+        }
+    }
+}
+
 /// Link state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -79,6 +79,23 @@ pub struct StepSeconds {
 }
 
 impl StepSeconds {
+    /// The means over some steps; zeros without any.
+    pub fn mean<'a>(steps: impl Iterator<Item = &'a StepMetrics> + Clone) -> Self {
+        let count = steps.clone().count().max(1) as f64;
+        let mean =
+            |of: fn(&Self) -> f64| steps.clone().map(|step| of(&step.seconds)).sum::<f64>() / count;
+        Self {
+            step: mean(|s| s.step),
+            data: mean(|s| s.data),
+            forward: mean(|s| s.forward),
+            backward: mean(|s| s.backward),
+            communication: mean(|s| s.communication),
+            optimizer: mean(|s| s.optimizer),
+            checkpoint: mean(|s| s.checkpoint),
+            other: mean(|s| s.other),
+        }
+    }
+
     /// The phases and their names, in the order of a step.
     pub fn phases(&self) -> [(&'static str, f64); 7] {
         [

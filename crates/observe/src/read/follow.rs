@@ -1,12 +1,9 @@
 //! Follows the records of a run that goes on: events of all launches and attempts, and metrics.
 
-use std::path::{Path, PathBuf};
-
 use regatta_model::run_folder::{EVENTS, METRICS, Record, RunEvent};
 
 use super::lines::{LineFollower, NewLines};
-use super::run::launches;
-use super::{ReadError, RunKind, RunState, summary};
+use super::{ReadError, Run, RunState};
 
 /// Where a record comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,8 +48,7 @@ pub struct Update {
 /// The records of a run.
 #[derive(Debug)]
 pub struct RunFollower {
-    path: PathBuf,
-    kind: RunKind,
+    run: Run,
     metrics: LineFollower,
     launches: Vec<LaunchEvents>,
 }
@@ -66,20 +62,20 @@ struct LaunchEvents {
 }
 
 impl RunFollower {
-    /// Follows the run in a folder from its start.
-    pub(super) fn new(path: &Path, kind: RunKind) -> Self {
-        let metrics = LineFollower::new(path.join(METRICS));
-        Self { path: path.to_owned(), kind, metrics, launches: Vec::new() }
+    /// Follows a run from its start.
+    pub(super) fn new(run: Run) -> Self {
+        let metrics = LineFollower::new(run.path().join(METRICS));
+        Self { run, metrics, launches: Vec::new() }
     }
 
     /// Reads what was recorded since the last poll.
     pub fn poll(&mut self) -> Update {
         // First: what is recorded until then is read.
-        let is_running = summary::state(&self.path, self.kind) == RunState::Running;
+        let is_running = self.run.state() == RunState::Running;
         self.find_launches();
         let mut update = self.poll_files();
         if update.restarted {
-            *self = Self::new(&self.path, self.kind);
+            *self = Self::new(self.run.clone());
             self.find_launches();
             update = Update { restarted: true, ..self.poll_files() };
         }
@@ -89,7 +85,7 @@ impl RunFollower {
 
     /// Adds the launches that are not known yet.
     fn find_launches(&mut self) {
-        for launch in launches(&self.path).into_iter().skip(self.launches.len()) {
+        for launch in self.run.launches().into_iter().skip(self.launches.len()) {
             let lines = LineFollower::new(launch.path.join(EVENTS));
             self.launches.push(LaunchEvents { lines, attempts: 0 });
         }

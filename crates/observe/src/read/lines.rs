@@ -1,13 +1,14 @@
 //! Follows a file of lines that another process appends to, truncates or replaces.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use super::line_splitter::LineSplitter;
-use super::{ReadError, open_regular};
+use super::{LineSplitter, ReadError, open_regular};
 
+/// Longest line; longer ones are skipped. A record that names a million ranks is shorter.
+const MAX_LINE: usize = 16 << 20;
 /// Most bytes that a poll reads.
 const MAX_POLL: u64 = 8 << 20;
 /// Bytes before the position that must be unchanged. Records have times, so that no two lines are equal.
@@ -37,7 +38,7 @@ pub struct LineFollower {
     position: u64,
     /// The last bytes before the position.
     anchor: Vec<u8>,
-    splitter: LineSplitter,
+    splitter: LineSplitter<MAX_LINE>,
 }
 
 impl LineFollower {
@@ -50,11 +51,6 @@ impl LineFollower {
             anchor: Vec::new(),
             splitter: LineSplitter::default(),
         }
-    }
-
-    /// Path of the file.
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 
     /// Reads what was appended since the last poll. A file that does not exist has no lines; it may
@@ -70,11 +66,14 @@ impl LineFollower {
         let has_more = bytes.len() as u64 == MAX_POLL;
         let mut new = NewLines { restarted: !is_same, has_more, ..NewLines::default() };
         self.advance(&bytes);
-        new.skipped = self.splitter.push(&bytes, &mut new.lines);
+        self.splitter.push(&bytes, |line, is_complete| match is_complete {
+            true => new.lines.push(line.to_vec()),
+            false => new.skipped += 1,
+        });
         Ok(new)
     }
 
-    fn read(&self, file: &File) -> io::Result<Appended> {
+    fn read(&self, mut file: &File) -> io::Result<Appended> {
         let metadata = file.metadata()?;
         let identity = (metadata.dev(), metadata.ino());
         let is_same = self.identity.is_none_or(|known| known == identity)
@@ -82,7 +81,8 @@ impl LineFollower {
             && self.is_anchored(file)?;
         let position = if is_same { self.position } else { 0 };
         let mut bytes = Vec::new();
-        FromPosition { file, position }.take(MAX_POLL).read_to_end(&mut bytes)?;
+        file.seek(SeekFrom::Start(position))?;
+        file.take(MAX_POLL).read_to_end(&mut bytes)?;
         Ok(Appended { identity, is_same, bytes })
     }
 
@@ -110,18 +110,4 @@ struct Appended {
     identity: (u64, u64),
     is_same: bool,
     bytes: Vec<u8>,
-}
-
-/// Reads a file from a position.
-struct FromPosition<'a> {
-    file: &'a File,
-    position: u64,
-}
-
-impl Read for FromPosition<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let bytes = self.file.read_at(buffer, self.position)?;
-        self.position += bytes as u64;
-        Ok(bytes)
-    }
 }

@@ -31,22 +31,26 @@ pub fn progress(path: &Path) -> Option<Progress> {
 }
 
 /// The last values of the metrics.
-#[derive(Debug, Default, PartialEq)]
-pub(super) struct LastMetrics {
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct LastMetrics {
+    /// Last step recorded.
     pub step: Option<u64>,
+    /// Steps of the training.
     pub steps: Option<u64>,
+    /// Training loss of that step.
     pub loss: Option<f64>,
+    /// Last validation loss.
     pub val_loss: Option<f64>,
 }
 
 impl LastMetrics {
     /// From the end of the metrics in a folder.
-    pub fn read(path: &Path) -> Self {
+    pub(super) fn read(path: &Path) -> Self {
         Self::of(tail(&path.join(METRICS), TAIL_BYTES))
     }
 
     /// Reads more of the end of the file until it includes a validation, which may be many steps ago.
-    pub fn with_validation(path: &Path) -> Self {
+    pub(super) fn with_validation(path: &Path) -> Self {
         let file = path.join(METRICS);
         let length = std::fs::metadata(&file).map_or(0, |found| found.len()).min(MAX_TAIL_BYTES);
         let mut bytes = TAIL_BYTES;

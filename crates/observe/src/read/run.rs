@@ -11,8 +11,8 @@ use regatta_model::{Machine, Placement};
 
 use super::file::{read_document, read_text};
 use super::follow::RunFollower;
-use super::summary::{self, RunKind, RunState};
-use super::{Progress, ReadError, RunSummary, progress};
+use super::summary::{self, RunKind};
+use super::{Progress, ReadError, progress};
 
 /// A run folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,11 +28,6 @@ impl Run {
         Ok(Self { path: path.to_owned(), kind })
     }
 
-    /// The runs directly below a folder, newest first.
-    pub fn find(root: &Path) -> Result<Vec<RunSummary>, ReadError> {
-        summary::find(root)
-    }
-
     /// Path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
@@ -41,17 +36,6 @@ impl Run {
     /// What the run does.
     pub fn kind(&self) -> RunKind {
         self.kind
-    }
-
-    /// Whether the run goes on, and how it ended.
-    pub fn state(&self) -> RunState {
-        summary::state(&self.path, self.kind)
-    }
-
-    /// State, start, progress and size, for which all files are visited: see [`Self::state`] and
-    /// [`Self::progress`].
-    pub fn summary(&self) -> RunSummary {
-        summary::read(&self.path, self.kind)
     }
 
     /// How far a training is.
@@ -71,7 +55,7 @@ impl Run {
 
     /// Follows the events and metrics of the run from its start.
     pub fn follow(&self) -> RunFollower {
-        RunFollower::new(&self.path, self.kind)
+        RunFollower::new(self.clone())
     }
 }
 

@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::lock::{self, LockState};
 use super::progress::{LastMetrics, TAIL_BYTES, tail};
 use super::run::{last_launch, launches, subfolders};
-use super::{ReadError, open_regular};
+use super::{ReadError, Run, open_regular};
 
 /// What a run did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -78,14 +78,9 @@ pub struct RunSummary {
     pub start: f64,
     /// Last change of its files, in seconds since the Unix epoch.
     pub last_activity: f64,
-    /// Last step recorded.
-    pub step: Option<u64>,
-    /// Steps of the training.
-    pub steps: Option<u64>,
-    /// Training loss of that step.
-    pub loss: Option<f64>,
-    /// Last validation loss.
-    pub val_loss: Option<f64>,
+    /// The last values of its metrics.
+    #[serde(flatten)]
+    pub last: LastMetrics,
     /// Size on disk.
     pub bytes: u64,
     /// The path is a symbolic link.
@@ -93,38 +88,69 @@ pub struct RunSummary {
     pub is_link: bool,
 }
 
-/// The runs directly below a folder, newest first.
-pub(super) fn find(root: &Path) -> Result<Vec<RunSummary>, ReadError> {
-    let entries = std::fs::read_dir(root).map_err(ReadError::io(root))?;
-    let run = |path: PathBuf| kind(&path).map(|kind| read(&path, kind));
-    let mut runs: Vec<RunSummary> =
-        entries.flatten().filter_map(|entry| run(entry.path())).collect();
-    runs.sort_by(|a, b| b.start.total_cmp(&a.start).then_with(|| b.path.cmp(&a.path)));
-    Ok(runs)
-}
-
-/// The run in a run folder.
-pub(super) fn read(path: &Path, kind: RunKind) -> RunSummary {
-    let (bytes, last_activity) = usage(path);
-    let last = LastMetrics::with_validation(path);
-    RunSummary {
-        path: path.to_owned(),
-        kind,
-        state: state_at(path, kind, &last),
-        start: start(path, last_activity),
-        last_activity,
-        step: last.step,
-        steps: last.steps,
-        loss: last.loss,
-        val_loss: last.val_loss,
-        bytes,
-        is_link: path.is_symlink(),
+impl Run {
+    /// The runs directly below a folder, newest first.
+    pub fn find(root: &Path) -> Result<Vec<RunSummary>, ReadError> {
+        let entries = std::fs::read_dir(root).map_err(ReadError::io(root))?;
+        let found = entries.flatten().filter_map(|entry| Self::open(&entry.path()).ok());
+        let mut runs: Vec<RunSummary> = found.map(|run| run.summary()).collect();
+        runs.sort_by(|a, b| b.start.total_cmp(&a.start).then_with(|| b.path.cmp(&a.path)));
+        Ok(runs)
     }
-}
 
-/// The state of a run. Unlike [`read`], cheap.
-pub(super) fn state(path: &Path, kind: RunKind) -> RunState {
-    state_at(path, kind, &LastMetrics::read(path))
+    /// State, start, progress and size, for which all files are visited: see [`Self::state`] and
+    /// [`Self::progress`].
+    pub fn summary(&self) -> RunSummary {
+        let path = self.path();
+        let (bytes, last_activity) = usage(path);
+        let last = LastMetrics::with_validation(path);
+        RunSummary {
+            path: path.to_owned(),
+            kind: self.kind(),
+            state: self.state_at(&last),
+            start: start(path, last_activity),
+            last_activity,
+            last,
+            bytes,
+            is_link: path.is_symlink(),
+        }
+    }
+
+    /// Whether the run goes on, and how it ended.
+    pub fn state(&self) -> RunState {
+        self.state_at(&LastMetrics::read(self.path()))
+    }
+
+    fn state_at(&self, last: &LastMetrics) -> RunState {
+        let path = self.path();
+        let locks: Vec<LockState> = lock_files(path).iter().map(|file| lock::state(file)).collect();
+        if locks.contains(&LockState::Held) {
+            return RunState::Running;
+        }
+        let result = |path: &Path| last_launch(path).result().ok().flatten();
+        let results: Vec<Option<RunResult>> = match path.join(BENCH_LOCK).is_file() {
+            true => subfolders(path).iter().map(|child| result(child)).collect(),
+            false => vec![result(path)],
+        };
+        let ended = results.iter().all(Option::is_some);
+        if locks.contains(&LockState::Unsupported) && !ended {
+            return RunState::Running;
+        }
+        let events = tail(&last_launch(path).path().join(EVENTS), TAIL_BYTES);
+        let is_signalled = events.iter().any(is_termination)
+            || results.iter().flatten().any(RunResult::is_stopped_early);
+        let has_steps_left = last.step.zip(last.steps).is_some_and(|(step, steps)| step < steps);
+        let succeeded = results.iter().flatten().all(|result| result.exit_code == 0);
+        // Ranks of a scheduler write no result.
+        let is_complete =
+            ended || self.kind() == RunKind::Train && last.step.is_some() && !has_steps_left;
+        match (is_complete && succeeded, is_signalled) {
+            (_, true) => RunState::Stopped,
+            (true, _) if has_steps_left => RunState::Stopped,
+            (true, _) => RunState::Finished,
+            (false, _) => RunState::Failed,
+        }
+    }
 }
 
 /// The kind of a run folder, by files that only regatta writes together.
@@ -165,35 +191,6 @@ pub fn lock_files(path: &Path) -> Vec<PathBuf> {
     }
     files.retain(|file| file.is_file());
     files
-}
-
-fn state_at(path: &Path, kind: RunKind, last: &LastMetrics) -> RunState {
-    let locks: Vec<LockState> = lock_files(path).iter().map(|file| lock::state(file)).collect();
-    if locks.contains(&LockState::Held) {
-        return RunState::Running;
-    }
-    let result = |path: &Path| last_launch(path).result().ok().flatten();
-    let results: Vec<Option<RunResult>> = match path.join(BENCH_LOCK).is_file() {
-        true => subfolders(path).iter().map(|child| result(child)).collect(),
-        false => vec![result(path)],
-    };
-    let ended = results.iter().all(Option::is_some);
-    if locks.contains(&LockState::Unsupported) && !ended {
-        return RunState::Running;
-    }
-    let events = tail(&last_launch(path).path().join(EVENTS), TAIL_BYTES);
-    let is_signalled = events.iter().any(is_termination)
-        || results.iter().flatten().any(RunResult::is_stopped_early);
-    let has_steps_left = last.step.zip(last.steps).is_some_and(|(step, steps)| step < steps);
-    let succeeded = results.iter().flatten().all(|result| result.exit_code == 0);
-    // Ranks of a scheduler write no result.
-    let is_complete = ended || kind == RunKind::Train && last.step.is_some() && !has_steps_left;
-    match (is_complete && succeeded, is_signalled) {
-        (_, true) => RunState::Stopped,
-        (true, _) if has_steps_left => RunState::Stopped,
-        (true, _) => RunState::Finished,
-        (false, _) => RunState::Failed,
-    }
 }
 
 /// Whether a record is a signal that ends the job.

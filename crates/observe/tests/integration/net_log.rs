@@ -322,7 +322,7 @@ fn long_lines_are_skipped_and_the_next_line_is_read() {
     text.extend_from_slice(b"\nn0:1:1 [0] NCCL INFO Using network IB\n");
     let report = report(&read(&text, 4096), None);
     assert_eq!(report.ranks[0].network.as_deref(), Some("IB"));
-    assert_eq!(report.lines, 2);
+    assert_eq!(report.counts.lines, 2);
 }
 
 /// A rank of a generated job.

@@ -167,8 +167,9 @@ fn records_of_version_1_have_attempts_launches_and_metrics() {
     });
     assert_eq!(validations.collect::<Vec<_>>(), [(5, true), (10, true)]);
     let summary = run.summary();
-    assert_eq!((summary.step, summary.steps), (Some(10), Some(10)));
-    assert!(summary.val_loss.is_some() && summary.loss == run.progress().unwrap().loss);
+    assert_eq!((summary.last.step, summary.last.steps), (Some(10), Some(10)));
+    assert!(summary.last.val_loss.is_some());
+    assert_eq!(summary.last.loss, run.progress().unwrap().loss);
     assert!(run.last_launch().path().ends_with("relaunch/20261119-152427-79"));
 }
 

@@ -178,7 +178,7 @@ fn hardware_mismatch(required: &HardwareMatch, machine: &Machine) -> Option<Stri
     let nic = required.nic?;
     let nics: Vec<&Nic> = machine.nics.iter().collect();
     let missing = !nics.is_empty() && !has_nic(&nics, nic);
-    missing.then(|| format!("this node has no {} interface", kind_name(nic)))
+    missing.then(|| format!("this node has no {} interface", nic.name()))
 }
 
 /// Whether the machine has everything that is required.
@@ -193,15 +193,4 @@ fn satisfies(required: &HardwareMatch, machine: &Machine) -> bool {
 fn has_nic(nics: &[&Nic], kind: NicKind) -> bool {
     let is_roce = |nic: &Nic| kind == NicKind::InfiniBand && nic.kind == NicKind::Roce;
     nics.iter().any(|nic| nic.kind == kind || is_roce(nic))
-}
-
-fn kind_name(kind: NicKind) -> &'static str {
-    match kind {
-        NicKind::Slingshot => "Slingshot",
-        NicKind::InfiniBand => "InfiniBand",
-        NicKind::Roce => "RoCE",
-        NicKind::Efa => "EFA",
-        NicKind::Ethernet => "Ethernet",
-        NicKind::Virtual => "virtual",
-    }
 }

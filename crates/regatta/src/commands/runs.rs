@@ -5,14 +5,15 @@ mod prune;
 mod show;
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use regatta_draw::table;
-use regatta_model::run_folder::ROOT;
+use regatta_model::run_folder::{ROOT, utc_date};
 use regatta_model::units;
 
-use crate::cli::{ERROR, FAINT, GOOD, WARNING};
+use crate::cli::{ERROR, GOOD, WARNING};
 use crate::output;
 use regatta_observe::read::{Run, RunState, RunSummary};
 
@@ -98,48 +99,39 @@ fn find(root: &Path) -> Result<Vec<RunSummary>> {
 fn table(runs: &[RunSummary]) -> String {
     let number = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.4}"));
     let row = |run: &RunSummary| {
-        let steps = match (run.step, run.steps) {
+        let steps = match (run.last.step, run.last.steps) {
             (Some(step), Some(steps)) => format!("{step}/{steps}"),
             _ => "-".to_owned(),
         };
         vec![
             run.path.display().to_string(),
             run.kind.name().to_owned(),
-            run.state.name().to_owned(),
+            colored(run.state),
             start_time(run),
             steps,
-            number(run.loss),
-            number(run.val_loss),
+            number(run.last.loss),
+            number(run.last.val_loss),
             units::format_bytes(run.bytes),
         ]
     };
     let rows: Vec<Vec<String>> = runs.iter().map(row).collect();
     let header = ["run", "kind", "state", "start (UTC)", "step", "loss", "val", "size"];
-    let text = table::align(&header, &rows, &[0, 1, 2, 3]);
-    let (header, lines) = text.split_once('\n').unwrap_or((&text, ""));
-    let colored = runs.iter().zip(lines.lines()).map(|(run, line)| colored(run.state, line));
-    format!("{FAINT}{header}{FAINT:#}\n{}", colored.collect::<String>())
+    table::with_dim_header(&header, &rows, &[0, 1, 2, 3])
 }
 
-/// A line with the state in its colour.
-fn colored(state: RunState, line: &str) -> String {
-    let (style, name) = (state_style(state), state.name());
-    line.replacen(&format!("  {name}"), &format!("  {style}{name}{style:#}"), 1) + "\n"
-}
-
-fn state_style(state: RunState) -> anstyle::Style {
-    match state {
+/// The state in its colour.
+fn colored(state: RunState) -> String {
+    let style = match state {
         RunState::Running | RunState::Finished => GOOD,
         RunState::Stopped => WARNING,
         RunState::Failed => ERROR,
-    }
+    };
+    format!("{style}{}{style:#}", state.name())
 }
 
 /// Start of a run, as `2026-11-16 15:30`.
 fn start_time(run: &RunSummary) -> String {
-    let start = std::time::UNIX_EPOCH + std::time::Duration::from_secs(run.start as u64);
-    let id = regatta_model::run_folder::run_id(start, 0);
-    let part = |range: std::ops::Range<usize>| id.get(range).unwrap_or_default().to_owned();
-    let [year, month, day, hour, minute] = [0..4, 4..6, 6..8, 9..11, 11..13].map(part);
-    format!("{year}-{month}-{day} {hour}:{minute}")
+    let seconds = run.start as u64;
+    let date = utc_date(UNIX_EPOCH + Duration::from_secs(seconds));
+    format!("{date} {:02}:{:02}", seconds / 3600 % 24, seconds / 60 % 60)
 }

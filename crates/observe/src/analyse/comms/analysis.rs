@@ -1,12 +1,12 @@
 //! Combines the event files of a job.
 
-pub(super) mod rows;
+mod rows;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use regatta_events::operation::{Algorithm, DataType, Name, OperationKind, Protocol};
+use regatta_events::operation::{Name, OperationKind};
 
 use super::clocks::{Alignment, align};
 use super::collector::{FileEnd, FileSummary};
@@ -60,26 +60,14 @@ impl NameTable {
     }
 
     /// The name of a code: built in, of the table, or `#N`.
-    fn name(&self, code: NameCode, built_in: impl Fn(u8) -> Option<&'static str>) -> String {
+    pub(super) fn name(
+        &self,
+        code: NameCode,
+        built_in: impl Fn(u8) -> Option<&'static str>,
+    ) -> String {
         let of_table = || self.names.get(usize::from(code.checked_sub(FIRST_CODE)?)).cloned();
         let known = u8::try_from(code).ok().and_then(built_in).map(str::to_owned);
         known.or_else(of_table).unwrap_or_else(|| format!("#{code}"))
-    }
-
-    pub(super) fn kind(&self, code: NameCode) -> String {
-        self.name(code, |code| OperationKind::from_code(code).known_name())
-    }
-
-    pub(super) fn dtype(&self, code: NameCode) -> String {
-        self.name(code, |code| DataType::from_code(code).known_name())
-    }
-
-    pub(super) fn algorithm(&self, code: NameCode) -> String {
-        self.name(code, |code| Algorithm::from_code(code).known_name())
-    }
-
-    pub(super) fn protocol(&self, code: NameCode) -> String {
-        self.name(code, |code| Protocol::from_code(code).known_name())
     }
 }
 

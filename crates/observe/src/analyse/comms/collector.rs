@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 
 use regatta_events::file::{Lost, ReadEnd, Record};
-use regatta_events::operation::{Communicator, Name, Operation, OperationKind, Process, Source};
+use regatta_events::operation::{Communicator, Name, Operation, OperationKind, Process};
 
 use super::bandwidth::is_synchronizing;
 use super::clocks::{HostClock, nanoseconds};
-use super::histogram::Histogram;
+use super::histogram::{Histogram, Totals};
 
 /// Most unfinished operations that are kept per file: the last ones.
 const MAX_IN_FLIGHT: usize = 4;
@@ -41,32 +41,6 @@ impl From<ReadEnd> for FileEnd {
             ReadEnd::Open => Self::Open,
             ReadEnd::Damaged { offset, why } => Self::Damaged { offset, why: why.to_string() },
         }
-    }
-}
-
-/// Operations of a process or of a communicator in a file.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Totals {
-    /// Operations.
-    pub calls: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Their durations, in nanoseconds.
-    pub time_ns: u64,
-}
-
-impl Totals {
-    fn add(&mut self, operation: &Operation) {
-        self.calls += 1;
-        self.bytes = self.bytes.saturating_add(operation.bytes);
-        self.time_ns = self.time_ns.saturating_add(operation.duration().unwrap_or(0));
-    }
-
-    /// Adds others.
-    pub fn merge(&mut self, other: &Self) {
-        self.calls += other.calls;
-        self.bytes = self.bytes.saturating_add(other.bytes);
-        self.time_ns = self.time_ns.saturating_add(other.time_ns);
     }
 }
 
@@ -139,11 +113,6 @@ impl FileSummary {
     /// How many times the job had been restarted.
     pub fn restart(&self) -> u32 {
         self.process.as_ref().map_or(0, |process| process.restart)
-    }
-
-    /// The library that ran the operations.
-    pub fn source(&self) -> Option<Source> {
-        self.process.as_ref().map(|process| process.source)
     }
 
     /// Name of its host, or empty.

@@ -43,64 +43,62 @@ impl Variant {
     }
 }
 
+/// Operations of a process, of a communicator, or of one kind and size.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Operations.
+    pub calls: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Their durations, in nanoseconds.
+    pub time_ns: u64,
+}
+
+impl Totals {
+    /// Counts an operation.
+    #[inline]
+    pub fn add(&mut self, operation: &Operation) {
+        self.calls += 1;
+        self.bytes = self.bytes.saturating_add(operation.bytes);
+        self.time_ns = self.time_ns.saturating_add(operation.duration().unwrap_or(0));
+    }
+
+    /// Adds others.
+    pub fn merge(&mut self, other: &Self) {
+        self.calls += other.calls;
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.time_ns = self.time_ns.saturating_add(other.time_ns);
+    }
+}
+
 /// Operations of one kind and size.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Row {
     /// Calls of all ranks.
-    pub calls: u64,
+    pub totals: Totals,
     /// Calls of the communicators' first ranks: each collective has one.
     pub root_calls: u64,
-    /// Calls whose duration was measured.
-    pub timed: u64,
-    /// Bytes of all calls.
-    pub bytes: u64,
     /// Bytes of the calls whose duration was measured.
     pub timed_bytes: u64,
-    /// Duration of all calls, in nanoseconds.
-    pub time_ns: u64,
     /// Longest duration.
     pub max_ns: u64,
-    /// Smallest message.
-    pub min_bytes: u64,
     /// Largest message.
     pub max_bytes: u64,
-    /// Durations.
+    /// Durations of the calls whose duration was measured.
     pub durations: Durations,
     /// Calls by data type, algorithm and protocol.
     pub variants: Vec<(Variant, u64)>,
-}
-
-impl Default for Row {
-    fn default() -> Self {
-        Self {
-            calls: 0,
-            root_calls: 0,
-            timed: 0,
-            bytes: 0,
-            timed_bytes: 0,
-            time_ns: 0,
-            max_ns: 0,
-            min_bytes: u64::MAX,
-            max_bytes: 0,
-            durations: Durations::default(),
-            variants: Vec::new(),
-        }
-    }
 }
 
 impl Row {
     /// Counts an operation.
     #[inline]
     fn add(&mut self, operation: &Operation, is_root: bool) {
-        self.calls += 1;
+        self.totals.add(operation);
         self.root_calls += u64::from(is_root);
-        self.bytes = self.bytes.saturating_add(operation.bytes);
-        self.min_bytes = self.min_bytes.min(operation.bytes);
         self.max_bytes = self.max_bytes.max(operation.bytes);
         if let Some(duration) = operation.duration() {
-            self.timed += 1;
             self.timed_bytes = self.timed_bytes.saturating_add(operation.bytes);
-            self.time_ns = self.time_ns.saturating_add(duration);
             self.max_ns = self.max_ns.max(duration);
             self.durations.add(duration);
         }
@@ -119,14 +117,10 @@ impl Row {
     }
 
     fn merge(&mut self, other: &Self, rename: &impl Fn(NameCode) -> NameCode) {
-        self.calls += other.calls;
+        self.totals.merge(&other.totals);
         self.root_calls += other.root_calls;
-        self.timed += other.timed;
-        self.bytes = self.bytes.saturating_add(other.bytes);
         self.timed_bytes = self.timed_bytes.saturating_add(other.timed_bytes);
-        self.time_ns = self.time_ns.saturating_add(other.time_ns);
         self.max_ns = self.max_ns.max(other.max_ns);
-        self.min_bytes = self.min_bytes.min(other.min_bytes);
         self.max_bytes = self.max_bytes.max(other.max_bytes);
         self.durations.merge(&other.durations);
         for &(variant, calls) in &other.variants {
@@ -275,7 +269,7 @@ mod tests {
         let keys: Vec<u64> = group.rows.keys().copied().collect();
         assert!(group.in_buckets);
         assert_eq!(keys, [0, 1, 2, 4, 8, 16, 32, 64]);
-        assert_eq!((group.rows[&8].calls, group.rows[&8].max_bytes), (8, 15));
+        assert_eq!((group.rows[&8].totals.calls, group.rows[&8].max_bytes), (8, 15));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use regatta_events::operation::{Algorithm, DataType, Name, OperationKind, Protocol};
+use regatta_events::operation::Name;
 
 /// The names that a file defines, escaped for JSON.
 #[derive(Debug)]
@@ -14,36 +14,9 @@ impl FileNames {
         Self(names.iter().map(|(name, text)| (*name, escaped(text))).collect())
     }
 
-    fn custom(&self, name: Name) -> &str {
-        self.0.get(&name).map_or("?", String::as_str)
-    }
-
-    pub(super) fn kind(&self, kind: OperationKind) -> &str {
-        match kind {
-            OperationKind::Other(name) => self.custom(name),
-            known => known.known_name().unwrap_or_default(),
-        }
-    }
-
-    pub(super) fn dtype(&self, dtype: DataType) -> &str {
-        match dtype {
-            DataType::Other(name) => self.custom(name),
-            known => known.known_name().unwrap_or_default(),
-        }
-    }
-
-    pub(super) fn algorithm(&self, algorithm: Algorithm) -> &str {
-        match algorithm {
-            Algorithm::Other(name) => self.custom(name),
-            known => known.known_name().unwrap_or_default(),
-        }
-    }
-
-    pub(super) fn protocol(&self, protocol: Protocol) -> &str {
-        match protocol {
-            Protocol::Other(name) => self.custom(name),
-            known => known.known_name().unwrap_or_default(),
-        }
+    /// The name of a code, which may be built in.
+    pub(super) fn name(&self, code: u8, built_in: Option<&'static str>) -> &str {
+        built_in.unwrap_or_else(|| self.0.get(&Name(code)).map_or("?", String::as_str))
     }
 }
 

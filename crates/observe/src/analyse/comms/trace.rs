@@ -14,13 +14,13 @@ use std::fmt::Write;
 use regatta_events::file::Record;
 use regatta_events::operation::{Communicator, Network, Operation};
 
-use super::analysis::{Selected, rows::label};
+use super::analysis::Selected;
 use super::bandwidth::{bus_factor, gigabytes_per_second};
 use super::clocks::{Alignment, HostClock, nanoseconds};
 use super::collector::FileSummary;
 use super::names::FileNames;
 pub use text::TraceText;
-use text::{Micros, Slice, quoted};
+use text::{Micros, Slice};
 
 /// Threads for overlapping operations of a communicator, and for its network transfers. Beyond, slices
 /// overlap.
@@ -113,10 +113,8 @@ impl<'a> FileTrace<'a> {
             0 => String::new(),
             restart => format!(", restart {restart}"),
         };
-        let name = quoted(&format!("rank {rank} ({}{attempt})", self.file.host()));
-        out.metadata("process_name", self.pid, 0, &format!("{{\"name\":{name}}}"));
-        let index = format!("{{\"sort_index\":{}}}", self.pid);
-        out.metadata("process_sort_index", self.pid, 0, &index);
+        let name = format!("rank {rank} ({}{attempt})", self.file.host());
+        out.name("process", (self.pid, 0), &name, self.pid);
     }
 
     /// Writes a record, in the order of the file.
@@ -141,7 +139,7 @@ impl<'a> FileTrace<'a> {
         if slice.end < self.range.from || slice.start > self.range.to {
             return;
         }
-        let name = self.names.kind(operation.kind).to_owned();
+        let name = self.kind(operation).to_owned();
         let name = if operation.completed { name } else { format!("{name} (no end)") };
         let tid = self.tid(operation.communicator, slice, out);
         out.begin_slice(self.pid, tid, slice, &name);
@@ -153,7 +151,7 @@ impl<'a> FileTrace<'a> {
 
     fn network(&mut self, operation: &Operation, network: &Network, out: &mut TraceText) {
         let slice = self.slice(true, nanoseconds(network.start), nanoseconds(network.end));
-        let name = format!("network of {}", self.names.kind(operation.kind));
+        let name = format!("network of {}", self.kind(operation));
         let tid = self.tid(operation.communicator, slice, out);
         out.begin_slice(self.pid, tid, slice, &name);
         let _ = write!(
@@ -164,6 +162,10 @@ impl<'a> FileTrace<'a> {
             Micros(nanoseconds(network.send_wait)),
             Micros(nanoseconds(network.receive_wait)),
         );
+    }
+
+    fn kind(&self, operation: &Operation) -> &str {
+        self.names.name(operation.kind.code(), operation.kind.known_name())
     }
 
     /// A slice on the time line.
@@ -189,10 +191,8 @@ impl<'a> FileTrace<'a> {
         let tid = self.first_tid + position as u64 * TIDS + offset as u64 + 1;
         if is_new {
             let found = self.file.communicators.get(position).map(|(communicator, _)| communicator);
-            let name = quoted(&thread_name(found, slice.network, lane));
-            out.metadata("thread_name", self.pid, tid, &format!("{{\"name\":{name}}}"));
-            let index = format!("{{\"sort_index\":{tid}}}");
-            out.metadata("thread_sort_index", self.pid, tid, &index);
+            let name = thread_name(found, slice.network, lane);
+            out.name("thread", (self.pid, tid), &name, tid);
         }
         tid
     }
@@ -205,19 +205,20 @@ impl<'a> FileTrace<'a> {
         measured: bool,
         out: &mut TraceText,
     ) {
+        let Operation { dtype, algorithm, protocol, .. } = *operation;
         let text = &mut out.text;
         let _ = write!(
             text,
             "{{\"bytes\":{},\"count\":{},\"dtype\":\"{}\",\"index\":{},\"seq\":{}",
             operation.bytes,
             operation.count,
-            self.names.dtype(operation.dtype),
+            self.names.name(dtype.code(), dtype.known_name()),
             operation.index,
             operation.sequence,
         );
         for (key, value) in [
-            ("algo", self.names.algorithm(operation.algorithm)),
-            ("proto", self.names.protocol(operation.protocol)),
+            ("algo", self.names.name(algorithm.code(), algorithm.known_name())),
+            ("proto", self.names.name(protocol.code(), protocol.known_name())),
         ] {
             if !value.is_empty() {
                 let _ = write!(text, ",\"{key}\":\"{value}\"");
@@ -251,7 +252,7 @@ impl<'a> FileTrace<'a> {
 
 fn thread_name(communicator: Option<&Communicator>, network: bool, lane: usize) -> String {
     let mut name = match communicator {
-        Some(communicator) => format!("{} ({} ranks)", label(communicator), communicator.ranks),
+        Some(communicator) => format!("{} ({} ranks)", communicator.label(), communicator.ranks),
         None => "unknown".to_owned(),
     };
     if network {

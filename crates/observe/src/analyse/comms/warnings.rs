@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use regatta_model::Warning;
-use regatta_model::units::pluralize;
+use regatta_model::units::{format_ranges, format_ranks, pluralize};
 
 use super::analysis::Selected;
 use super::collector::{FileEnd, FileSummary};
@@ -13,29 +13,17 @@ use super::matching::MatchStats;
 const MAX_NAMED: usize = 8;
 
 /// The ranks of some files, with their number.
-pub(super) fn describe<'a>(files: impl Iterator<Item = &'a FileSummary>) -> String {
+fn describe<'a>(files: impl Iterator<Item = &'a FileSummary>) -> String {
     let files: Vec<&FileSummary> = files.collect();
     let mut ranks: Vec<u32> = files.iter().filter_map(|file| file.rank()).collect();
     ranks.sort_unstable();
     ranks.dedup();
     let unknown = files.iter().filter(|file| file.rank().is_none()).count();
-    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
     match (ranks.is_empty(), unknown) {
         (true, _) => pluralize(unknown, "file"),
-        (false, 0) => format!("{noun} {}", ranges(&ranks)),
-        (false, _) => format!("{noun} {} and {}", ranges(&ranks), pluralize(unknown, "file")),
+        (false, 0) => format_ranks(&ranks),
+        (false, _) => format!("{} and {}", format_ranks(&ranks), pluralize(unknown, "file")),
     }
-}
-
-/// Ascending numbers as ranges: `0-3,6`.
-pub(super) fn ranges(numbers: &[u32]) -> String {
-    let range = |part: &[u32]| match part {
-        [only] => only.to_string(),
-        [first, .., last] => format!("{first}-{last}"),
-        [] => String::new(),
-    };
-    let parts = numbers.chunk_by(|a, b| a.checked_add(1) == Some(*b));
-    parts.map(range).collect::<Vec<_>>().join(",")
 }
 
 pub(super) fn warnings(selected: &Selected<'_>, matches: &MatchStats) -> Vec<Warning> {
@@ -70,8 +58,8 @@ fn attempts(selected: &Selected<'_>, all: &mut Vec<Warning>) {
             "attempts",
             format!(
                 "the job has event files of attempts {}; this is attempt {}",
-                ranges(&selected.attempts),
-                ranges(&selected.reported)
+                format_ranges(&selected.attempts),
+                format_ranges(&selected.reported)
             ),
             "--attempt NUMBER reports another one, --attempt all reports all",
         ));
@@ -172,16 +160,4 @@ fn missing(selected: &Selected<'_>) -> Option<Warning> {
         format!("{missing} of {world} ranks have no event file"),
         "they did not load the profiler plug-in, use no NCCL, or write to another folder",
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::ranges;
-
-    #[test]
-    fn numbers_become_ranges() {
-        assert_eq!(ranges(&[]), "");
-        assert_eq!(ranges(&[0, 1, 2, 5, 7, 8]), "0-2,5,7-8");
-        assert_eq!(ranges(&[u32::MAX]), "4294967295");
-    }
 }

@@ -9,24 +9,20 @@ use regatta_events::status::{CommunicatorStatus, CurrentOperation};
 use regatta_model::units::pluralize;
 
 use super::groups::{Absent, Group, Groups, Member};
-use super::text::{Names, describe, seconds};
-use super::{Finding, JobStatus, age};
+use super::text::{describe, seconds};
+use super::{Finding, age};
 
 /// The oldest collective in flight, if it has been for long.
-pub(super) fn judge(
-    job: &JobStatus<'_>,
-    groups: &Groups<'_>,
-    group: &Group<'_>,
-) -> Option<(Finding, Wait)> {
+pub(super) fn judge(groups: &Groups<'_>, group: &Group<'_>) -> Option<(Finding, Wait)> {
     let in_flight = || group.members.iter().filter_map(|m| Some((m, m.status.current.as_ref()?)));
     let index = in_flight().map(|(_, current)| current.index).min()?;
     let oldest = in_flight().map(|(member, current)| age(member.process, current)).max()?;
-    if oldest < job.min_age {
+    if oldest < groups.job.min_age {
         return None;
     }
     let entered = in_flight().filter(|(_, current)| current.index == index).collect();
-    let absent = group.absent(job, groups);
-    let case = Case { names: Names { job, groups }, group, index, entered, absent };
+    let absent = group.absent(groups);
+    let case = Case { groups, group, index, entered, absent };
     let (ranks, sentence) = case.judge();
     let message = sentence + &case.remarks(&ranks);
     let waiting = in_flight().map(|(member, _)| member.rank);
@@ -47,7 +43,7 @@ fn describe_call((member, current): &Entered<'_>) -> String {
 
 /// A collective that does not complete.
 struct Case<'a> {
-    names: Names<'a>,
+    groups: &'a Groups<'a>,
     group: &'a Group<'a>,
     /// Its number in the communicator.
     index: u64,
@@ -86,7 +82,7 @@ impl<'a> Case<'a> {
         let seconds = seconds(ages.max().unwrap_or(0));
         let what = self.entered.first().map_or_else(String::new, describe_call);
         let operation = (what.as_str(), seconds);
-        let further = |stage| self.names.list(&self.select(|other| other > stage));
+        let further = |stage| self.groups.list(&self.select(|other| other > stage));
         let all_entered = self.select(|stage| stage == Stage::NotEntered).is_empty();
         match self.cause() {
             Cause::Mismatch { sequence, majority, minority } => self.mismatch(
@@ -103,7 +99,7 @@ impl<'a> Case<'a> {
                 )
             }
             Cause::Behind(ranks, stage) => {
-                let ranks = at_fault(ranks, &self.names.groups.waiting);
+                let ranks = at_fault(ranks, &self.groups.waiting);
                 let (late, others) = (self.late(&ranks), further(stage));
                 let text = behind(&late, ranks.len(), stage, operation, &others);
                 (ranks, text)
@@ -118,7 +114,7 @@ impl<'a> Case<'a> {
             same.map(|(member, _)| member.rank).collect()
         });
         let [majority, minority] = callers;
-        let names = [self.names.list(&majority), self.names.with_hosts(&minority)];
+        let names = [self.groups.list(&majority), self.groups.with_hosts(&minority)];
         let [one, other] = calls.map(|call| describe_call(&call));
         (minority, mismatch(place, [(&names[0], &one), (&names[1], &other)]))
     }
@@ -126,20 +122,19 @@ impl<'a> Case<'a> {
     /// The names of ranks, those that no status lists last.
     fn late(&self, ranks: &BTreeSet<u32>) -> String {
         let (listed, absent) = (ranks - &self.absent.ranks, ranks & &self.absent.ranks);
-        let listed = (!listed.is_empty()).then(|| self.names.with_hosts(&listed));
-        let absent = (!absent.is_empty()).then(|| self.names.without(&absent));
+        let listed = (!listed.is_empty()).then(|| self.groups.with_hosts(&listed));
+        let absent = (!absent.is_empty()).then(|| self.groups.without(&absent));
         listed.into_iter().chain(absent).collect::<Vec<_>>().join(" and ")
     }
 
     /// Which of the ranks at fault have ended, and whose counts are too low because events were lost.
     fn remarks(&self, ranks: &BTreeSet<u32>) -> String {
-        let Names { job, groups } = self.names;
-        let ended = ranks.iter().copied().filter(|rank| groups.has_ended(job, *rank)).collect();
+        let ended = ranks.iter().copied().filter(|rank| self.groups.has_ended(*rank)).collect();
         let lossy = self.group.members.iter().filter(|member| member.process.lost > 0);
         let lossy = lossy.map(|member| member.rank).collect();
         let remark = |ranks: BTreeSet<u32>, before: &str, after: &str| match ranks.is_empty() {
             true => String::new(),
-            false => format!("{before}{}{after}", self.names.list(&ranks)),
+            false => format!("{before}{}{after}", self.groups.list(&ranks)),
         };
         let lost = " were lost: their counts may be incomplete)";
         remark(ended, "; ", " had ended") + &remark(lossy, " (events of ", lost)

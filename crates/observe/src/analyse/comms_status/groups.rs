@@ -9,6 +9,7 @@ use super::{JobStatus, age};
 /// All communicators.
 #[derive(Debug)]
 pub(super) struct Groups<'a> {
+    pub job: &'a JobStatus<'a>,
     pub all: Vec<Group<'a>>,
     /// Ranks with a status.
     pub known: BTreeMap<u32, &'a str>,
@@ -53,7 +54,7 @@ fn rank_of(job: &JobStatus<'_>, process: &Status, status: &CommunicatorStatus) -
     process.process.rank.or_else(|| of_all.then_some(status.communicator.rank))
 }
 
-pub(super) fn group<'a>(job: &JobStatus<'a>) -> Groups<'a> {
+pub(super) fn group<'a>(job: &'a JobStatus<'a>) -> Groups<'a> {
     let mut all: BTreeMap<Key<'a>, Vec<Member<'a>>> = BTreeMap::new();
     let mut known = BTreeMap::new();
     let (mut running, mut waiting) = (BTreeSet::new(), BTreeSet::new());
@@ -72,18 +73,18 @@ pub(super) fn group<'a>(job: &JobStatus<'a>) -> Groups<'a> {
     let are_launched = known.keys().all(|rank| (*rank as usize) < job.hosts.len());
     let ended = known.keys().copied().filter(|rank| !running.contains(rank)).collect();
     let all = all.into_values().map(|members| Group { members }).collect();
-    Groups { all, known, waiting, ended, are_launched }
+    Groups { job, all, known, waiting, ended, are_launched }
 }
 
 impl Groups<'_> {
     /// Whether a rank's process has ended.
-    pub fn has_ended(&self, job: &JobStatus<'_>, rank: u32) -> bool {
-        job.exited.contains(&rank) && self.are_launched || self.ended.contains(&rank)
+    pub fn has_ended(&self, rank: u32) -> bool {
+        self.job.exited.contains(&rank) && self.are_launched || self.ended.contains(&rank)
     }
 
     /// The host of a rank.
-    pub fn host<'b>(&'b self, job: &JobStatus<'b>, rank: u32) -> Option<&'b str> {
-        let launched = || job.hosts.get(rank as usize).map(String::as_str);
+    pub fn host(&self, rank: u32) -> Option<&str> {
+        let launched = || self.job.hosts.get(rank as usize).map(String::as_str);
         self.known.get(&rank).copied().or_else(launched)
     }
 }
@@ -91,14 +92,14 @@ impl Groups<'_> {
 impl Group<'_> {
     /// Members of the communicator that no status lists, as job ranks if they can be told: those that
     /// have no status, or all that are not members.
-    pub fn absent(&self, job: &JobStatus<'_>, groups: &Groups<'_>) -> Absent {
+    pub fn absent(&self, groups: &Groups<'_>) -> Absent {
         let size = self.members.iter().map(|member| member.status.communicator.ranks).max();
         let count = (size.unwrap_or(0) as usize).saturating_sub(self.members.len());
         let members: BTreeSet<u32> = self.members.iter().map(|member| member.rank).collect();
         if count == 0 || !groups.are_launched {
             return Absent { count, ranks: BTreeSet::new() };
         }
-        let others = (0..job.hosts.len() as u32).filter(|rank| !members.contains(rank));
+        let others = (0..groups.job.hosts.len() as u32).filter(|rank| !members.contains(rank));
         let others: BTreeSet<u32> = others.collect();
         let is_silent = |rank: &&u32| !groups.known.contains_key(*rank);
         let silent: BTreeSet<u32> = others.iter().filter(is_silent).copied().collect();

@@ -8,26 +8,24 @@ use regatta_events::operation::OperationKind;
 use regatta_events::status::CurrentOperation;
 
 use super::groups::{Group, Groups, Member};
-use super::text::{Names, describe, seconds};
-use super::{Finding, JobStatus, age};
+use super::text::{describe, seconds};
+use super::{Finding, age};
 
 /// Each rank's oldest message in flight, if it has been for long. A message whose peer has it in flight,
 /// too, is reported once, by its sender.
 pub(super) fn judge<'a>(
-    job: &'a JobStatus<'a>,
     groups: &'a Groups<'a>,
     group: &'a Group<'a>,
 ) -> impl Iterator<Item = (Finding, Wait)> {
-    let names = Names { job, groups };
     group.members.iter().filter_map(move |member| {
         let message = member.status.message.as_ref()?;
-        let is_old = age(member.process, message) >= job.min_age;
-        is_old.then(|| finding(names, group, member, message))?
+        let is_old = age(member.process, message) >= groups.job.min_age;
+        is_old.then(|| finding(groups, group, member, message))?
     })
 }
 
 fn finding(
-    names: Names<'_>,
+    groups: &Groups<'_>,
     group: &Group<'_>,
     member: &Member<'_>,
     message: &CurrentOperation,
@@ -40,7 +38,7 @@ fn finding(
         Some((peer, Some(theirs))) => {
             PeerState::WaitsIn(describe(theirs, &peer.status.communicator))
         }
-        Some((peer, _)) if names.groups.has_ended(names.job, peer.rank) => PeerState::Ended,
+        Some((peer, _)) if groups.has_ended(peer.rank) => PeerState::Ended,
         Some(_) => PeerState::NotPosted,
     };
     if state == PeerState::Posted && !is_send {
@@ -54,7 +52,7 @@ fn finding(
     };
     let (age, what) =
         (age(member.process, message), describe(message, &member.status.communicator));
-    let [own, peer] = [own, peer].map(|ranks| names.with_hosts(&ranks));
+    let [own, peer] = [own, peer].map(|ranks| groups.with_hosts(&ranks));
     let message = wording::message(&own, (&what, is_send), seconds(age), (&peer, &state));
     let wait = Wait { waiting, blocked_by: ranks.clone() };
     Some((Finding { role: Role::Cause, ranks, age, message }, wait))

@@ -50,8 +50,8 @@ pub struct Finding {
 /// The operations that do not complete, the causes first, then the oldest.
 pub fn judge(job: &JobStatus<'_>) -> Vec<Finding> {
     let groups: Groups<'_> = group(job);
-    let collectives = groups.all.iter().filter_map(|group| collective::judge(job, &groups, group));
-    let messages = groups.all.iter().flat_map(|group| message::judge(job, &groups, group));
+    let collectives = groups.all.iter().filter_map(|group| collective::judge(&groups, group));
+    let messages = groups.all.iter().flat_map(|group| message::judge(&groups, group));
     let (mut findings, waits): (Vec<Finding>, Vec<Wait>) = collectives.chain(messages).unzip();
     for (finding, role) in findings.iter_mut().zip(roles(&waits)) {
         finding.role = role;

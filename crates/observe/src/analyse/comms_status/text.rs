@@ -4,30 +4,21 @@ use std::collections::BTreeSet;
 
 use regatta_events::operation::Communicator;
 use regatta_events::status::CurrentOperation;
-use regatta_model::units::{format_bytes, pluralize};
-use regatta_model::{CpuSet, hostlist};
+use regatta_model::hostlist;
+use regatta_model::units::{format_bytes, format_ranks, pluralize};
 
-use super::JobStatus;
 use super::groups::Groups;
 
-/// Names ranks.
-#[derive(Clone, Copy)]
-pub(super) struct Names<'a> {
-    pub job: &'a JobStatus<'a>,
-    pub groups: &'a Groups<'a>,
-}
-
-impl Names<'_> {
+/// Names of ranks.
+impl Groups<'_> {
     /// `rank 3`, `ranks 0-2,4`.
     pub fn list(&self, ranks: &BTreeSet<u32>) -> String {
-        let mut set = CpuSet::new();
-        ranks.iter().for_each(|rank| set.insert(*rank as usize));
-        format!("{} {set}", if ranks.len() == 1 { "rank" } else { "ranks" })
+        format_ranks(&ranks.iter().copied().collect::<Vec<_>>())
     }
 
     /// `rank 3 on n2`.
     pub fn with_hosts(&self, ranks: &BTreeSet<u32>) -> String {
-        let hosts = ranks.iter().filter_map(|rank| self.groups.host(self.job, *rank));
+        let hosts = ranks.iter().filter_map(|rank| self.host(*rank));
         let hosts: BTreeSet<&str> = hosts.collect();
         let hosts: Vec<&str> = hosts.into_iter().collect();
         match hosts.is_empty() {
@@ -38,7 +29,7 @@ impl Names<'_> {
 
     /// Ranks whose status does not have the communicator.
     pub fn without(&self, ranks: &BTreeSet<u32>) -> String {
-        let is_silent = ranks.iter().all(|rank| !self.groups.known.contains_key(rank));
+        let is_silent = ranks.iter().all(|rank| !self.known.contains_key(rank));
         let why = match is_silent {
             true => "no status: no communicator, or the node does not see the run folder",
             false => "no such communicator",
@@ -57,17 +48,10 @@ pub(super) fn describe(operation: &CurrentOperation, communicator: &Communicator
     };
     let ranks = (communicator.ranks > 0 && !operation.kind.is_p2p())
         .then(|| pluralize(communicator.ranks as usize, "rank"));
-    let details = [size, Some(communicator_name(communicator)), ranks];
+    let details = [size, Some(format!("communicator {}", communicator.label())), ranks];
     let details: Vec<String> = details.into_iter().flatten().collect();
     let kind = operation.kind.known_name().unwrap_or("collective");
     format!("{kind} {index} ({})", details.join(", "))
-}
-
-fn communicator_name(communicator: &Communicator) -> String {
-    match communicator.name.as_str() {
-        "" => format!("communicator {:#x}", communicator.id),
-        name => format!("communicator {name}"),
-    }
 }
 
 /// Whole seconds.

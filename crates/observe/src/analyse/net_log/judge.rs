@@ -1,14 +1,12 @@
 //! Judges the facts: findings with their fixes, and the verdict.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use regatta_model::units::pluralize;
+use regatta_model::units::{pluralize, ranges};
 
 use super::fabric_plugin;
 use super::interface::{self, InterfaceKind};
-use super::report::{
-    Finding, Gdr, Level, NetReport, RankReport, describe_ranks, number_ranges, rank_list,
-};
+use super::report::{Finding, Gdr, Level, NetReport, RankReport, describe_ranks, rank_list};
 use super::transport::TransportKind;
 
 /// Fix of a log without records.
@@ -47,13 +45,45 @@ fn finding(level: Level, code: &str, message: String, fix: impl Into<String>) ->
     Finding { level, code: code.to_owned(), message, fix, ranks: String::new() }
 }
 
-impl Finding {
-    /// With the ranks that are concerned, unless these are all.
-    fn of(mut self, ranks: &[&RankReport], report: &NetReport) -> Self {
-        if ranks.len() < report.ranks.len() {
-            self.ranks = rank_list(ranks);
-        }
-        self
+/// The ranks that a finding is about: at least one.
+struct Concerned<'a> {
+    report: &'a NetReport,
+    first: &'a RankReport,
+    ranks: Vec<&'a RankReport>,
+}
+
+impl<'a> Concerned<'a> {
+    /// These ranks, if there are any.
+    fn new(report: &'a NetReport, ranks: Vec<&'a RankReport>) -> Option<Self> {
+        Some(Self { report, first: *ranks.first()?, ranks })
+    }
+
+    /// The ranks with a property, if there are any.
+    fn with(report: &'a NetReport, is: impl Fn(&RankReport) -> bool) -> Option<Self> {
+        Self::new(report, report.ranks.iter().filter(|rank| is(rank)).collect())
+    }
+
+    /// The level of a failure if a rank has a property.
+    fn failure_if(&self, is: impl Fn(&RankReport) -> bool, otherwise: Level) -> Level {
+        if self.ranks.iter().any(|rank| is(rank)) { Level::Failure } else { otherwise }
+    }
+
+    /// The ranks in a sentence.
+    fn who(&self) -> String {
+        describe_ranks(&self.ranks, self.report.ranks.len())
+    }
+
+    /// A finding with the ranks, unless these are all.
+    fn finding(
+        &self,
+        level: Level,
+        code: &str,
+        message: String,
+        fix: impl Into<String>,
+    ) -> Finding {
+        let is_all = self.ranks.len() >= self.report.ranks.len();
+        let ranks = if is_all { String::new() } else { rank_list(&self.ranks) };
+        Finding { ranks, ..finding(level, code, message, fix) }
     }
 }
 
@@ -97,11 +127,6 @@ fn size(report: &NetReport) -> String {
     format!("{}{nodes}", pluralize(report.ranks.len(), "rank"))
 }
 
-/// Ranks with a property.
-fn ranks_with(report: &NetReport, is: impl Fn(&RankReport) -> bool) -> Vec<&RankReport> {
-    report.ranks.iter().filter(|rank| is(rank)).collect()
-}
-
 fn uses_tcp(rank: &RankReport) -> bool {
     let used = rank.networks_used();
     used.contains("Socket") || used.is_empty() && rank.network.as_deref() == Some("Socket")
@@ -109,37 +134,28 @@ fn uses_tcp(rank: &RankReport) -> bool {
 
 /// TCP between nodes is wrong wherever a faster network is present, and a warning elsewhere.
 fn tcp_network(report: &NetReport) -> Option<Finding> {
-    let tcp = ranks_with(report, |rank| rank.networks_used().contains("Socket"));
-    let first = tcp.first()?;
-    let level = match tcp.iter().any(|rank| has_fast_network(rank)) {
-        true => Level::Failure,
-        false => Level::Warning,
-    };
-    let who = describe_ranks(&tcp, report.ranks.len());
-    let s = s_of(tcp.len());
+    let tcp = Concerned::with(report, |rank| rank.networks_used().contains("Socket"))?;
+    let level = tcp.failure_if(has_fast_network, Level::Warning);
+    let (who, s) = (tcp.who(), s_of(tcp.ranks.len()));
     let message = format!("{who} use{s} TCP between nodes (NET/Socket), not an RDMA network");
-    Some(finding(level, "tcp-network", message, network_fix(first, report, None)).of(&tcp, report))
+    Some(tcp.finding(level, "tcp-network", message, network_fix(tcp.first, report, None)))
 }
 
 /// The libfabric plug-in is used, but libfabric sends over TCP.
 fn tcp_provider(report: &NetReport) -> Option<Finding> {
-    let tcp =
-        ranks_with(report, |rank| rank.plugin.provider.as_deref().is_some_and(is_tcp_provider));
-    let provider = tcp.first()?.plugin.provider.as_deref()?;
-    let level = match tcp.iter().any(|rank| has_fabric(rank)) {
-        true => Level::Failure,
-        false => Level::Warning,
-    };
-    let who = describe_ranks(&tcp, report.ranks.len());
-    let s = s_of(tcp.len());
+    let is_tcp = |rank: &RankReport| rank.plugin.provider.as_deref().is_some_and(is_tcp_provider);
+    let tcp = Concerned::with(report, is_tcp)?;
+    let provider = tcp.first.plugin.provider.as_deref()?;
+    let level = tcp.failure_if(has_fabric, Level::Warning);
+    let (who, s) = (tcp.who(), s_of(tcp.ranks.len()));
     let message = format!("{who} use{s} the plug-in over TCP: libfabric's provider is {provider}");
-    let is_ours = tcp.first()?.plugin.name.as_deref() == Some(fabric_plugin::NETWORK);
+    let is_ours = tcp.first.plugin.name.as_deref() == Some(fabric_plugin::NETWORK);
     let variable = if is_ours { "REGATTA_FABRIC" } else { "FI_PROVIDER" };
     let fix = format!(
         "set {variable} to that of the network (cxi on Slingshot, efa on EFA, verbs on InfiniBand), \
          and check with `fi_info -p NAME` that libfabric finds it on the nodes and in the container"
     );
-    Some(finding(level, "tcp-provider", message, fix).of(&tcp, report))
+    Some(tcp.finding(level, "tcp-provider", message, fix))
 }
 
 /// Whether a provider of libfabric uses TCP or UDP: `tcp`, `tcp;ofi_rxm`, `sockets`.
@@ -271,18 +287,18 @@ fn socket_interfaces(report: &NetReport) -> Option<Finding> {
         candidates.into_iter().filter(|name| is_wrong(rank, name)).collect()
     };
     let in_list = |rank: &RankReport| rank.sockets.values().any(|name| is_wrong(rank, name));
-    let carries = ranks_with(report, |rank| uses_tcp(rank) && !names(rank).is_empty());
+    let carries = Concerned::with(report, |rank| uses_tcp(rank) && !names(rank).is_empty());
     let is_used = |rank: &&RankReport| rank.networks_used().contains("Socket");
-    let (ranks, level, verb) = match carries.iter().any(is_used) {
-        true => (carries, Level::Failure, "traffic between nodes goes over"),
-        false => {
-            let listed = ranks_with(report, in_list);
-            let undecided = listed.iter().any(|rank| rank.network.is_none() || uses_tcp(rank));
-            let level = if undecided { Level::Failure } else { Level::Note };
+    let (found, level, verb) = match carries.filter(|found| found.ranks.iter().any(is_used)) {
+        Some(carries) => (carries, Level::Failure, "traffic between nodes goes over"),
+        None => {
+            let listed = Concerned::with(report, in_list)?;
+            let is_undecided = |rank: &RankReport| rank.network.is_none() || uses_tcp(rank);
+            let level = listed.failure_if(is_undecided, Level::Note);
             (listed, level, "NCCL's list of interfaces for TCP includes")
         }
     };
-    let first = ranks.first()?;
+    let ranks = &found.ranks;
     let mut wrong: BTreeSet<String> = ranks.iter().flat_map(|rank| names(rank)).collect();
     if wrong.is_empty() {
         let all = ranks.iter().flat_map(|rank| rank.sockets.values().map(move |n| (rank, n)));
@@ -295,10 +311,8 @@ fn socket_interfaces(report: &NetReport) -> Option<Finding> {
         "the management network"
     };
     let names = wrong.into_iter().take(MAX_NAMES).collect::<Vec<_>>().join(", ");
-    let who = describe_ranks(&ranks, report.ranks.len());
-    let message = format!("{verb} {what} ({names}) on {who}");
-    let found = finding(level, "management-network", message, interface_fix(first));
-    Some(found.of(&ranks, report))
+    let message = format!("{verb} {what} ({names}) on {}", found.who());
+    Some(found.finding(level, "management-network", message, interface_fix(found.first)))
 }
 
 /// The setting that selects the fabric's interfaces.
@@ -322,14 +336,12 @@ fn interface_fix(rank: &RankReport) -> String {
 
 /// Our plug-in, where it leaves the network to NCCL.
 fn unused_plugin(report: &NetReport) -> Option<Finding> {
-    let unused = ranks_with(report, |rank| rank.plugin.not_used.is_some());
-    let reason = unused.first()?.plugin.not_used.as_deref()?;
-    let is_slow = unused.iter().any(|rank| uses_tcp(rank));
-    let level = if is_slow { Level::Failure } else { Level::Note };
-    let who = describe_ranks(&unused, report.ranks.len());
-    let name = fabric_plugin::NETWORK;
+    let unused = Concerned::with(report, |rank| rank.plugin.not_used.is_some())?;
+    let reason = unused.first.plugin.not_used.as_deref()?;
+    let level = unused.failure_if(uses_tcp, Level::Note);
+    let (who, name) = (unused.who(), fabric_plugin::NETWORK);
     let message = format!("NET/{name} is not used on {who}: {reason}");
-    Some(finding(level, "plugin-not-used", message, unused_plugin_fix()).of(&unused, report))
+    Some(unused.finding(level, "plugin-not-used", message, unused_plugin_fix()))
 }
 
 /// How to get our plug-in used.
@@ -342,62 +354,50 @@ fn unused_plugin_fix() -> String {
 
 /// Plug-ins that failed, and plug-ins that were asked for but not found.
 fn plugin(report: &NetReport) -> Option<Finding> {
-    let failed = ranks_with(report, |rank| {
+    let has_failed = |rank: &RankReport| {
         rank.plugin.failure.is_some()
             && rank.plugin.not_used.is_none()
             && (uses_tcp(rank) || !rank.plugin.is_loaded())
-    });
-    if let Some(first) = failed.first() {
-        let who = describe_ranks(&failed, report.ranks.len());
-        let why = first.plugin.failure.as_deref().unwrap_or_default();
-        let message = format!("the network plug-in could not be used on {who}: {why}");
-        let level =
-            if failed.iter().any(|rank| uses_tcp(rank)) { Level::Failure } else { Level::Warning };
-        return Some(
-            finding(level, "plugin-failed", message, plugin_fix(first)).of(&failed, report),
-        );
+    };
+    if let Some(failed) = Concerned::with(report, has_failed) {
+        let why = failed.first.plugin.failure.as_deref().unwrap_or_default();
+        let message = format!("the network plug-in could not be used on {}: {why}", failed.who());
+        let level = failed.failure_if(uses_tcp, Level::Warning);
+        return Some(failed.finding(level, "plugin-failed", message, plugin_fix(failed.first)));
     }
-    let missing = ranks_with(report, |rank| {
+    let missing = Concerned::with(report, |rank| {
         let asked = rank.variables.get("NCCL_NET_PLUGIN").is_some_and(|value| value != "none");
         rank.plugin.not_found.is_some() && !rank.plugin.is_loaded() && (asked || uses_tcp(rank))
-    });
-    let first = missing.first()?;
-    let who = describe_ranks(&missing, report.ranks.len());
-    let asked = first.variables.get("NCCL_NET_PLUGIN");
-    let (level, name) = match asked {
+    })?;
+    let (level, name) = match missing.first.variables.get("NCCL_NET_PLUGIN") {
         Some(name) => (Level::Warning, format!("NCCL_NET_PLUGIN={name}")),
-        None => (Level::Note, first.plugin.not_found.clone().unwrap_or_default()),
+        None => (Level::Note, missing.first.plugin.not_found.clone().unwrap_or_default()),
     };
-    let message = format!("no network plug-in was found on {who} ({name})");
-    Some(finding(level, "plugin-not-found", message, plugin_fix(first)).of(&missing, report))
+    let message = format!("no network plug-in was found on {} ({name})", missing.who());
+    Some(missing.finding(level, "plugin-not-found", message, plugin_fix(missing.first)))
 }
 
 /// GPUDirect RDMA that is off, on networks that have it.
 fn gdr(report: &NetReport) -> Vec<Finding> {
-    let of = |gdr: Gdr| ranks_with(report, |rank| rank.gdr == gdr && !uses_tcp(rank));
-    let all = report.ranks.len();
     let mut found = Vec::new();
     for (state, level, code) in [
         (Gdr::Off, Level::Warning, "gdr-off"),
         (Gdr::Partial, Level::Warning, "gdr-partial"),
         (Gdr::ReceiveOnly, Level::Note, "gdr-receive-only"),
     ] {
-        let ranks = of(state);
-        let Some(first) = ranks.first() else { continue };
-        let who = describe_ranks(&ranks, all);
-        let message = match state {
-            Gdr::ReceiveOnly => format!("GPUDirect RDMA is on for receives only on {who}"),
-            _ => format!("GPUDirect RDMA is {} on {who}", state.name()),
-        };
-        let fix = match state {
-            Gdr::ReceiveOnly => {
+        let has_state = |rank: &RankReport| rank.gdr == state && !uses_tcp(rank);
+        let Some(concerned) = Concerned::with(report, has_state) else { continue };
+        let (who, name) = (concerned.who(), state.name());
+        let (message, fix) = match state {
+            Gdr::ReceiveOnly => (
+                format!("GPUDirect RDMA is on for receives only on {who}"),
                 "usual on GPUs without NVLink; NCCL_NET_GDR_READ=1 turns it on for sends, \
                                  too: measure with `regatta bench`"
-                    .to_owned()
-            }
-            _ => gdr_fix(first),
+                    .to_owned(),
+            ),
+            _ => (format!("GPUDirect RDMA is {name} on {who}"), gdr_fix(concerned.first)),
         };
-        found.push(finding(level, code, message, fix).of(&ranks, report));
+        found.push(concerned.finding(level, code, message, fix));
     }
     found
 }
@@ -509,12 +509,7 @@ fn differing_ranks(report: &NetReport) -> Vec<Finding> {
 }
 
 fn differences(property: &Property, report: &NetReport) -> Vec<Finding> {
-    let mut by_value: BTreeMap<String, Vec<&RankReport>> = BTreeMap::new();
-    for rank in &report.ranks {
-        if let Some(value) = (property.value)(rank) {
-            by_value.entry(value).or_default().push(rank);
-        }
-    }
+    let by_value = report.by_value(property.value);
     if by_value.len() < 2 {
         return Vec::new();
     }
@@ -533,9 +528,9 @@ fn differences(property: &Property, report: &NetReport) -> Vec<Finding> {
         let who = describe_ranks(ranks, known);
         let differ = if ranks.len() == 1 { "differs" } else { "differ" };
         let message = format!("{who} {differ} from the others: {name} {value}, not {usual}");
-        finding(*level, code, message, *fix).of(ranks, report)
+        Some(Concerned::new(report, ranks.clone())?.finding(*level, code, message, *fix))
     };
-    minority.map(finding).collect()
+    minority.filter_map(finding).collect()
 }
 
 /// Ranks of the largest communicator without a log.
@@ -546,11 +541,10 @@ fn missing_ranks(report: &NetReport) -> Option<Finding> {
         return None;
     }
     let count = expected as usize - report.ranks.len();
-    let missing = (0..expected).filter(|rank| !present.contains(rank));
-    let ranges = number_ranges(missing);
-    let names = match ranges.len() > MAX_NAMES {
+    let missing = ranges((0..expected).filter(|rank| !present.contains(rank)));
+    let names = match missing.len() > MAX_NAMES {
         true => String::new(),
-        false => format!(": {}", ranges.join(",")),
+        false => format!(": {}", missing.join(",")),
     };
     let message =
         format!("the log has no record of {} of {expected}{names}", pluralize(count, "rank"));
@@ -580,34 +574,32 @@ fn bootstrap(report: &NetReport) -> Option<Finding> {
         Some(InterfaceKind::Virtual) => report.nodes > 1,
         _ => false,
     };
-    let ranks = ranks_with(report, wrong);
-    let first = ranks.first()?;
-    let name = first.bootstrap.as_deref().unwrap_or_default();
-    let who = describe_ranks(&ranks, report.ranks.len());
-    let (level, what) = match kind(first) {
+    let found = Concerned::with(report, wrong)?;
+    let name = found.first.bootstrap.as_deref().unwrap_or_default();
+    let (level, what) = match kind(found.first) {
         Some(InterfaceKind::Virtual) => (Level::Warning, "an interface that reaches no other node"),
         _ => (Level::Note, "the management network"),
     };
-    let message = format!("bootstrap connections of {who} use {what} ({name})");
-    Some(finding(level, "bootstrap-interface", message, interface_fix(first)).of(&ranks, report))
+    let message = format!("bootstrap connections of {} use {what} ({name})", found.who());
+    Some(found.finding(level, "bootstrap-interface", message, interface_fix(found.first)))
 }
 
 /// GPUs of a node that copy through host memory.
 fn shared_memory(report: &NetReport) -> Option<Finding> {
     let has = |rank: &RankReport, kind| rank.transports.iter().any(|t| t.transport.kind == kind);
-    let shm =
-        ranks_with(report, |rank| has(rank, TransportKind::Shm) && !has(rank, TransportKind::P2p));
-    let first = shm.first()?;
-    let who = describe_ranks(&shm, report.ranks.len());
+    let copies =
+        |rank: &RankReport| has(rank, TransportKind::Shm) && !has(rank, TransportKind::P2p);
+    let shm = Concerned::with(report, copies)?;
+    let who = shm.who();
     let message =
         format!("GPUs of one node communicate through host memory (SHM), not P2P, on {who}");
-    let fix = match first.variables.get("NCCL_P2P_DISABLE") {
+    let fix = match shm.first.variables.get("NCCL_P2P_DISABLE") {
         Some(value) if value != "0" => format!("unset NCCL_P2P_DISABLE ({value})"),
         _ => "normal on PCIe across sockets; with NVLink or xGMI: let every rank see all GPUs of the node \
               (no --gpus-per-task or --gpu-bind cgroups), and check NCCL_P2P_LEVEL and IOMMU settings"
             .to_owned(),
     };
-    Some(finding(Level::Note, "shared-memory", message, fix).of(&shm, report))
+    Some(shm.finding(Level::Note, "shared-memory", message, fix))
 }
 
 /// The first warnings of the library itself.
@@ -623,19 +615,19 @@ fn library_warnings(report: &NetReport) -> Vec<Finding> {
         }
     }
     let finding = |(text, ranks): (&str, Vec<&RankReport>)| {
-        let who = describe_ranks(&ranks, report.ranks.len());
+        let warned = Concerned::new(report, ranks)?;
         let (level, fix) = match text {
             _ if text.contains("network") && text.contains("not found")
                 || text.contains("Failed to initialize any NET plugin") =>
             {
-                (Level::Failure, network_name_fix(ranks[0]))
+                (Level::Failure, network_name_fix(warned.first))
             }
             _ => (Level::Note, String::new()),
         };
-        finding(level, "library-warning", format!("NCCL warns on {who}: {text}"), fix)
-            .of(&ranks, report)
+        let message = format!("NCCL warns on {}: {text}", warned.who());
+        Some(warned.finding(level, "library-warning", message, fix))
     };
-    by_text.into_iter().map(finding).collect()
+    by_text.into_iter().filter_map(finding).collect()
 }
 
 /// `NCCL_NET` names a network that does not exist.

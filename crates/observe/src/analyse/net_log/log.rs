@@ -8,7 +8,9 @@ use memchr::memmem;
 use super::fabric_plugin::{self, FabricUse};
 use super::message::{self, Message};
 use super::record::{self, Header, Level, Record};
+use super::report::{LineCounts, RankReport};
 use super::transport::Direction;
+use crate::line_splitter::LineSplitter;
 
 /// Longest line; the rest of a longer one is skipped.
 const MAX_LINE: usize = 64 * 1024;
@@ -45,29 +47,13 @@ pub struct NetLog {
     tag: memmem::Finder<'static>,
 }
 
-/// Lines read.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct LineCounts {
-    pub bytes: u64,
-    pub lines: u64,
-    /// Records of NCCL or RCCL.
-    pub records: u64,
-    /// Records whose end is missing.
-    pub truncated: u64,
-    /// Records of a process that is unknown because another record precedes its host, or that exceeds the
-    /// limits.
-    pub unattributed: u64,
-}
-
 /// A file and the state of reading it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Source {
     pub name: String,
     /// The only rank that writes to the file, if that is known.
     pub rank: Option<u32>,
-    partial: Vec<u8>,
-    /// Whether the rest of a line that is too long is being skipped.
-    skipping: bool,
+    splitter: LineSplitter<MAX_LINE>,
     line: u64,
     last: Option<usize>,
     continuation: Option<Continuation>,
@@ -78,14 +64,7 @@ pub struct Source {
 struct Continuation {
     process: usize,
     device: usize,
-    kind: ContinuationKind,
     text: Vec<u8>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ContinuationKind {
-    Channel,
-    SocketInterfaces,
 }
 
 /// A process.
@@ -93,37 +72,11 @@ enum ContinuationKind {
 pub struct Process {
     pub source: usize,
     pub label: Option<u32>,
-    pub host: String,
-    pub pid: u32,
     pub devices: Vec<Device>,
-    pub network: Option<String>,
-    pub plugin: PluginFacts,
-    pub sockets: Vec<(u32, String)>,
-    pub ib: Vec<(u32, String, String)>,
-    pub ib_missing: bool,
+    /// Interface of the InfiniBand network for other connections.
     pub out_of_band: Option<String>,
-    pub bootstrap: Option<String>,
-    pub gdr_far: Option<String>,
-    pub variables: Vec<(String, String)>,
-    pub version: Option<String>,
-    pub warnings: Vec<String>,
-}
-
-/// A network plug-in.
-#[derive(Debug, Default)]
-pub struct PluginFacts {
-    pub name: Option<String>,
-    pub version: Option<String>,
-    pub library: Option<String>,
-    pub not_found: Option<String>,
-    pub failure: Option<String>,
-    pub ofi: Option<String>,
-    pub libfabric: Option<String>,
-    pub provider: Option<String>,
-    /// Names of the NICs, by their number.
-    pub nics: Vec<String>,
-    /// Why our plug-in leaves the network to NCCL.
-    pub not_used: Option<String>,
+    /// What the log says of all ranks of the process.
+    pub facts: RankReport,
 }
 
 /// A GPU of a process: usually its only one.
@@ -136,8 +89,6 @@ pub struct Device {
     /// Rank in the first channel line.
     pub channel_rank: Option<u32>,
     pub transports: Vec<RawTransport>,
-    /// Channels beyond the limit of different transports.
-    pub uncounted: u64,
     pub connected: bool,
     last_transport: usize,
 }
@@ -170,75 +121,28 @@ impl Default for NetLog {
 impl NetLog {
     /// Adds a file, whose name reports may mention; `rank` is its only writer, if that is known.
     pub fn add_source(&mut self, name: &str, rank: Option<u32>) -> SourceId {
-        self.sources.push(Source {
-            name: name.to_owned(),
-            rank,
-            partial: Vec::new(),
-            skipping: false,
-            line: 0,
-            last: None,
-            continuation: None,
-        });
+        self.sources.push(Source { name: name.to_owned(), rank, ..Source::default() });
         SourceId(self.sources.len() - 1)
     }
 
     /// Reads the next chunk of a file, which may end anywhere in a line.
     pub fn read(&mut self, source: SourceId, chunk: &[u8]) {
-        self.counts.bytes += chunk.len() as u64;
-        let mut rest = chunk;
-        while let Some(end) = memchr::memchr(b'\n', rest) {
-            let (line, after) = (&rest[..end], &rest[end + 1..]);
-            rest = after;
-            let state = &mut self.sources[source.0];
-            if std::mem::take(&mut state.skipping) {
-                continue;
-            }
-            if state.partial.is_empty() {
-                self.read_line(source, line, true);
-            } else {
-                let mut whole = std::mem::take(&mut state.partial);
-                whole.extend_from_slice(line);
-                self.read_line(source, &whole, true);
-                whole.clear();
-                self.sources[source.0].partial = whole;
-            }
-        }
-        self.keep_partial(source, rest);
-    }
-
-    /// Keeps the beginning of a line, or reads it as cut off if it is too long.
-    fn keep_partial(&mut self, source: SourceId, rest: &[u8]) {
-        let state = &mut self.sources[source.0];
-        if rest.is_empty() || state.skipping {
-            return;
-        }
-        let room = MAX_LINE.saturating_sub(state.partial.len());
-        state.partial.extend_from_slice(&rest[..rest.len().min(room)]);
-        if rest.len() > room {
-            state.skipping = true;
-            let line = std::mem::take(&mut state.partial);
-            self.read_line(source, &line, false);
-        }
+        let mut splitter = std::mem::take(&mut self.sources[source.0].splitter);
+        splitter.push(chunk, |line, is_complete| self.read_line(source, line, is_complete));
+        self.sources[source.0].splitter = splitter;
     }
 
     /// Reads the end of a file: a line without a line break is cut off.
     pub fn finish(&mut self, source: SourceId) {
-        let state = &mut self.sources[source.0];
-        state.skipping = false;
-        let line = std::mem::take(&mut state.partial);
-        if !line.is_empty() {
-            self.read_line(source, &line, false);
-        }
+        let mut splitter = std::mem::take(&mut self.sources[source.0].splitter);
+        splitter.finish(|line, is_complete| self.read_line(source, line, is_complete));
         self.sources[source.0].continuation = None;
     }
 
     fn read_line(&mut self, source: SourceId, line: &[u8], terminated: bool) {
         self.counts.lines += 1;
         self.sources[source.0].line += 1;
-        let (line, terminated) = match line.len() > MAX_LINE {
-            true => (&line[..MAX_LINE], false),
-            false => (line.strip_suffix(b"\r").unwrap_or(line), terminated),
-        };
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
         let tag = self.tag.clone();
         let continuation = self.sources[source.0].continuation.take();
         let has_record =
@@ -261,8 +165,8 @@ impl NetLog {
         let Some(Message::Version(text)) = message::version(&line[start..]) else { return };
         let version = clip(text);
         match self.sources[source.0].last {
-            Some(at) if self.processes[at].version.is_none() => {
-                self.processes[at].version = Some(version);
+            Some(at) if self.processes[at].facts.library.is_none() => {
+                self.processes[at].facts.library = Some(version);
             }
             _ if self.versions.len() < MAX_LIST && !self.versions.contains(&version) => {
                 self.versions.push(version);
@@ -274,7 +178,7 @@ impl NetLog {
     fn on_record(&mut self, source: SourceId, record: &Record<'_>) {
         self.counts.records += 1;
         let Some((process, device)) = self.locate(source, record) else {
-            self.counts.unattributed += 1;
+            self.counts.unattributed_records += 1;
             return;
         };
         self.sources[source.0].last = Some(process);
@@ -286,11 +190,12 @@ impl NetLog {
     }
 
     fn on_warning(&mut self, process: usize, text: &[u8]) {
+        let facts = &mut self.processes[process].facts;
         if let Some(reason) = fabric_plugin::not_used(text) {
-            self.processes[process].plugin.not_used = Some(clip(reason));
+            facts.plugin.not_used = Some(clip(reason));
             return;
         }
-        let warnings = &mut self.processes[process].warnings;
+        let warnings = &mut facts.warnings;
         let text = clip(text);
         if warnings.len() < MAX_WARNINGS && !text.is_empty() && !warnings.contains(&text) {
             warnings.push(text);
@@ -300,18 +205,13 @@ impl NetLog {
     fn on_message(&mut self, source: SourceId, process: usize, device: usize, record: &Record<'_>) {
         let line = self.sources[source.0].line;
         let parsed = message::parse(record.message);
-        let continues = match parsed {
-            Message::ChannelStart => Some(ContinuationKind::Channel),
-            Message::SocketInterfaces(_) => Some(ContinuationKind::SocketInterfaces),
-            _ => None,
-        };
-        if let Some(kind) = continues.filter(|_| record.complete) {
+        let may_continue = matches!(parsed, Message::ChannelStart | Message::SocketInterfaces(_));
+        if may_continue && record.complete {
             let text = record.message.to_vec();
-            let next = Continuation { process, device, kind, text };
-            self.sources[source.0].continuation = Some(next);
+            self.sources[source.0].continuation = Some(Continuation { process, device, text });
         }
         if !record.complete {
-            self.counts.truncated += 1;
+            self.counts.truncated_records += 1;
         }
         let process = &mut self.processes[process];
         match parsed {
@@ -333,19 +233,17 @@ impl NetLog {
         terminated: bool,
     ) {
         let next = line.trim_ascii();
-        let Continuation { process, device, kind, .. } = continuation;
+        let Continuation { process, device, .. } = continuation;
         let text = &mut continuation.text;
         text.push(b' ');
         text.extend_from_slice(next);
         let at = self.sources[source.0].line;
-        match (kind, message::parse(text)) {
-            (ContinuationKind::Channel, Message::Channel { rank, direction, via }) => {
+        match message::parse(text) {
+            Message::Channel { rank, direction, via } => {
                 let device = &mut self.processes[process].devices[device];
                 device.add_channel(rank, direction, via, terminated, at);
             }
-            (ContinuationKind::SocketInterfaces, parsed @ Message::SocketInterfaces(_))
-                if next.starts_with(b"[") && terminated =>
-            {
+            parsed @ Message::SocketInterfaces(_) if next.starts_with(b"[") && terminated => {
                 self.processes[process].apply(device, &parsed);
             }
             _ => {}
@@ -354,12 +252,11 @@ impl NetLog {
 
     /// The process and device of a record.
     fn locate(&mut self, source: SourceId, record: &Record<'_>) -> Option<(usize, usize)> {
-        let Header { host, pid, device } = record.header;
         let process = match self.sources[source.0].last {
-            Some(last) if self.is_process(last, source, record.label, host, pid) => last,
+            Some(last) if self.is_process(last, source, record) => last,
             _ => self.find_process(source, record)?,
         };
-        let number = device.unwrap_or(0);
+        let number = record.header.device.unwrap_or(0);
         let devices = &mut self.processes[process].devices;
         match devices.iter().position(|device| device.number == number) {
             Some(at) => Some((process, at)),
@@ -371,19 +268,12 @@ impl NetLog {
         }
     }
 
-    fn is_process(
-        &self,
-        at: usize,
-        source: SourceId,
-        label: Option<u32>,
-        host: &[u8],
-        pid: u32,
-    ) -> bool {
+    fn is_process(&self, at: usize, source: SourceId, record: &Record<'_>) -> bool {
         let process = &self.processes[at];
-        process.pid == pid
+        process.facts.pid == record.header.pid
             && process.source == source.0
-            && process.label == label
-            && process.host.as_bytes() == host
+            && process.label == record.label
+            && process.facts.host.as_bytes() == clip_host(record.header.host)
     }
 
     fn find_process(&mut self, source: SourceId, record: &Record<'_>) -> Option<usize> {
@@ -391,11 +281,10 @@ impl NetLog {
         if record.glued {
             return self.find_glued(source, host, pid);
         }
-        let host = &host[..host.len().min(MAX_TEXT)];
+        let host = clip_host(host);
         let key = self.hasher.hash_one((source.0, record.label, host, pid));
         let found = self.index.get(&key).into_iter().flatten().map(|&at| at as usize);
-        let found =
-            found.into_iter().find(|&at| self.is_process(at, source, record.label, host, pid));
+        let found = found.into_iter().find(|&at| self.is_process(at, source, record));
         if found.is_some() || self.processes.len() >= MAX_PROCESSES {
             return found;
         }
@@ -405,8 +294,7 @@ impl NetLog {
         self.processes.push(Process {
             source: source.0,
             label: record.label,
-            host: name,
-            pid,
+            facts: RankReport { host: name, pid, ..RankReport::default() },
             ..Process::default()
         });
         Some(self.processes.len() - 1)
@@ -416,9 +304,9 @@ impl NetLog {
     fn find_glued(&self, source: SourceId, host: &[u8], pid: u32) -> Option<usize> {
         let is_match = |process: &Process| {
             process.source == source.0
-                && process.pid == pid
-                && !process.host.is_empty()
-                && host.ends_with(process.host.as_bytes())
+                && process.facts.pid == pid
+                && !process.facts.host.is_empty()
+                && host.ends_with(process.facts.host.as_bytes())
         };
         let searched = self.processes.len().min(MAX_SEARCHED);
         let mut found = (0..searched).filter(|&at| is_match(&self.processes[at]));
@@ -441,100 +329,101 @@ impl Device {
         let is_same = |known: &RawTransport| {
             known.direction == direction && known.complete == complete && *known.via == *via
         };
-        let hint = self.last_transport;
-        if self.transports.get(hint).is_some_and(is_same) {
-            self.transports[hint].channels += 1;
-            return;
-        }
-        match self.transports.iter().position(is_same) {
+        let last = Some(self.last_transport);
+        let last = last.filter(|at| self.transports.get(*at).is_some_and(is_same));
+        match last.or_else(|| self.transports.iter().position(is_same)) {
             Some(at) => {
                 self.transports[at].channels += 1;
                 self.last_transport = at;
             }
             None if self.transports.len() < MAX_TRANSPORTS => {
-                self.transports.push(RawTransport {
-                    via: via.into(),
-                    direction,
-                    complete,
-                    channels: 1,
-                    line,
-                });
-                self.last_transport = self.transports.len() - 1;
+                let via = via.into();
+                self.last_transport = self.transports.len();
+                self.transports.push(RawTransport { via, direction, complete, channels: 1, line });
             }
-            None => self.uncounted += 1,
+            None => {}
         }
     }
 }
 
 impl Process {
     fn apply(&mut self, device: usize, message: &Message<'_>) {
+        let Self { facts, devices, .. } = self;
+        let (plugin, device) = (&mut facts.plugin, &mut devices[device]);
         match *message {
             Message::Communicator { rank, ranks, nodes } => {
-                let device = &mut self.devices[device];
                 if device.communicator.is_none_or(|(_, known)| ranks >= known) {
                     device.communicator = Some((rank, ranks));
                     device.nodes = nodes.or(device.nodes);
                 }
             }
-            Message::Connected => self.devices[device].connected = true,
-            Message::Network(name) => self.network = Some(clip(name)),
+            Message::Connected => device.connected = true,
+            Message::Network(name) => facts.network = Some(clip(name)),
             Message::SocketInterfaces(list) => {
                 let found = message::devices(list).take(MAX_LIST);
-                self.sockets = found.map(|(at, name, _)| (at, clip(name))).collect();
+                facts.sockets = found.map(|(at, name, _)| (at, clip(name))).collect();
             }
             Message::IbDevices(list) => {
                 let found = message::devices(list).take(MAX_LIST);
-                self.ib = found.map(|(at, name, link)| (at, clip(name), clip(link))).collect();
+                facts.ib_devices =
+                    found.map(|(at, name, link)| (at, ib_name(name, link))).collect();
                 self.out_of_band = message::out_of_band(list).map(clip);
             }
-            Message::NoIbDevice => self.ib_missing = true,
-            Message::Bootstrap(text) => {
-                self.bootstrap = Some(clip(message::until(text, b":")));
-            }
+            Message::NoIbDevice => facts.ib_missing = true,
+            Message::Bootstrap(text) => facts.bootstrap = Some(clip(message::until(text, b":"))),
             Message::PluginLoaded { name, version } => {
-                self.plugin.name = Some(clip(name));
-                self.plugin.version = version.map(clip).or(self.plugin.version.take());
+                plugin.name = Some(clip(name));
+                plugin.api = version.map(clip).or(plugin.api.take());
             }
-            Message::PluginLibrary(name) => self.plugin.library = Some(clip(name)),
+            Message::PluginLibrary(name) => plugin.library = Some(clip(name)),
             Message::PluginNotFound(text) => {
                 // The first one is the library that was asked for.
-                self.plugin.not_found.get_or_insert_with(|| clip(text));
+                plugin.not_found.get_or_insert_with(|| clip(text));
             }
             Message::PluginFailed(text) => {
-                self.plugin.failure.get_or_insert_with(|| clip(text));
+                plugin.failure.get_or_insert_with(|| clip(text));
             }
-            Message::OfiVersion(text) => self.plugin.ofi = Some(clip(text)),
-            Message::LibfabricVersion(text) => self.plugin.libfabric = Some(clip(text)),
-            Message::Provider(text) => self.plugin.provider = Some(clip(text)),
-            Message::Fabric(fabric) => self.set_fabric(&fabric),
-            Message::FabricNotUsed(reason) => self.plugin.not_used = Some(clip(reason)),
+            Message::OfiVersion(text) => plugin.package = Some(clip(text)),
+            Message::LibfabricVersion(text) => plugin.libfabric = Some(clip(text)),
+            Message::Provider(text) => plugin.provider = Some(clip(text)),
+            Message::Fabric(fabric) => set_fabric(facts, &fabric),
+            Message::FabricNotUsed(reason) => plugin.not_used = Some(clip(reason)),
             Message::GdrDistance { enabled: false, text } => {
-                self.gdr_far.get_or_insert_with(|| clip(text));
+                facts.gdr_disabled.get_or_insert_with(|| clip(text));
             }
-            Message::Variable { name, value } => self.set_variable(clip(name), clip(value)),
-            Message::Version(text) => self.version = Some(clip(text)),
-            Message::GdrDistance { .. }
+            Message::Variable { name, value } if facts.variables.len() < MAX_LIST => {
+                facts.variables.entry(clip(name)).or_insert_with(|| clip(value));
+            }
+            Message::Version(text) => facts.library = Some(clip(text)),
+            Message::Variable { .. }
+            | Message::GdrDistance { .. }
             | Message::Channel { .. }
             | Message::ChannelStart
             | Message::Nothing => {}
         }
     }
+}
 
-    fn set_fabric(&mut self, fabric: &FabricUse<'_>) {
-        self.plugin.libfabric = fabric.libfabric.map(clip);
-        self.plugin.provider = Some(clip(fabric.provider));
-        self.plugin.nics = fabric.nics().take(MAX_LIST).map(clip).collect();
-        if let Some(gdr) = fabric.gdr.filter(|gdr| !gdr.starts_with(b"yes")) {
-            self.gdr_far.get_or_insert_with(|| format!("GPUDirect RDMA: {}", clip(gdr)));
-        }
+fn set_fabric(facts: &mut RankReport, fabric: &FabricUse<'_>) {
+    facts.plugin.libfabric = fabric.libfabric.map(clip);
+    facts.plugin.provider = Some(clip(fabric.provider));
+    facts.plugin.nics = fabric.nics().take(MAX_LIST).map(clip).collect();
+    if let Some(gdr) = fabric.gdr.filter(|gdr| !gdr.starts_with(b"yes")) {
+        facts.gdr_disabled.get_or_insert_with(|| format!("GPUDirect RDMA: {}", clip(gdr)));
     }
+}
 
-    fn set_variable(&mut self, name: String, value: String) {
-        let known = self.variables.iter().any(|(known, _)| *known == name);
-        if !known && self.variables.len() < MAX_LIST {
-            self.variables.push((name, value));
-        }
+/// Name of an InfiniBand device, with the kind of its network if the log has it.
+fn ib_name(name: &[u8], link: &[u8]) -> String {
+    let name = clip(name);
+    match clip(link).rsplit('/').next() {
+        Some(link @ ("IB" | "RoCE")) => format!("{name} ({link})"),
+        _ => name,
     }
+}
+
+fn clip_host(host: &[u8]) -> &[u8] {
+    &host[..host.len().min(MAX_TEXT)]
 }
 
 /// A text for reports: one line, of limited length.

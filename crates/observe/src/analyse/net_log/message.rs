@@ -180,15 +180,13 @@ fn net(message: &[u8]) -> Option<Message<'_>> {
 /// Messages of the libfabric plug-in for NCCL and RCCL.
 fn ofi(text: &[u8]) -> Option<Message<'_>> {
     const PROVIDER: [&[u8]; 2] = [b"Selected Provider is ", b"Selected provider is "];
-    for prefix in PROVIDER {
-        if let Some(rest) = text.strip_prefix(prefix) {
-            return Some(Message::Provider(until(rest, b", (")));
-        }
+    if let Some(rest) = strip_any(text, PROVIDER) {
+        return Some(Message::Provider(until(rest, b", (")));
     }
     if let Some(rest) = text.strip_prefix(b"Using Libfabric version ") {
         return Some(Message::LibfabricVersion(rest));
     }
-    let named = text.strip_prefix(b"Using ").or_else(|| text.strip_prefix(b"Initializing "));
+    let named = strip_any(text, [b"Using ", b"Initializing "]);
     named.filter(|rest| rest.starts_with(b"aws-ofi-")).map(Message::OfiVersion)
 }
 
@@ -246,25 +244,19 @@ fn missing_is_plugin(text: &[u8]) -> bool {
 fn plugin(message: &[u8]) -> Option<Message<'_>> {
     const LIBRARY: [&[u8]; 2] =
         [b"Successfully loaded external network plugin ", b"Successfully loaded external plugin "];
-    for prefix in LIBRARY {
-        if let Some(rest) = message.strip_prefix(prefix) {
-            return Some(Message::PluginLibrary(rest));
-        }
+    let is_built_in = |network: &[u8]| BUILT_IN.iter().any(|name| name.as_bytes() == network);
+    if let Some(rest) = strip_any(message, LIBRARY) {
+        return Some(Message::PluginLibrary(rest));
     }
-    if let Some(rest) = message.strip_prefix(b"Initialized NET plugin ") {
-        let is_own = BUILT_IN.iter().any(|name| name.as_bytes() == rest);
-        return (!is_own).then_some(Message::PluginLoaded { name: rest, version: None });
+    if let Some(name) = message.strip_prefix(b"Initialized NET plugin ") {
+        return (!is_built_in(name)).then_some(Message::PluginLoaded { name, version: None });
     }
-    if let Some(rest) = message.strip_prefix(b"Failed to initialize NET plugin ") {
-        let is_own = BUILT_IN.iter().any(|name| name.as_bytes() == rest);
-        return Some(match rest {
+    if let Some(name) = message.strip_prefix(b"Failed to initialize NET plugin ") {
+        return Some(match name {
             b"IB" => Message::NoIbDevice,
-            _ if is_own => Message::Nothing,
+            _ if is_built_in(name) => Message::Nothing,
             _ => Message::PluginFailed(message),
         });
-    }
-    if let Some(rest) = message.strip_prefix(b"NCCL_NET_PLUGIN set by environment to ") {
-        return Some(Message::Variable { name: b"NCCL_NET_PLUGIN", value: rest });
     }
     let is_unsupported =
         message.starts_with(b"External network plugin ") && message.ends_with(b"unsupported");
@@ -318,18 +310,14 @@ fn variable(message: &[u8]) -> Option<Message<'_>> {
     let (name, rest) = message.split_at(memchr::memchr(b' ', message)?);
     let is_name = name.starts_with(b"NCCL_") || name.starts_with(b"RCCL_");
     let rest = is_name.then_some(rest)?;
-    let value = rest
-        .strip_prefix(b" set by environment to ")
-        .or_else(|| rest.strip_prefix(b" set to "))?
-        .trim_ascii();
+    let value = strip_any(rest, [b" set by environment to ", b" set to "])?.trim_ascii();
     Some(Message::Variable { name, value: value.strip_suffix(b".").unwrap_or(value) })
 }
 
 /// `NCCL version 2.28.9+cuda13.0`, `RCCL version 2.18.6+hip6.0 HEAD:abc`, `RCCL version : 2.21.5-HEAD:9a0`.
 /// Also in lines without a header.
 pub fn version(message: &[u8]) -> Option<Message<'_>> {
-    let rest = message.strip_prefix(b"NCCL version ");
-    let rest = rest.or_else(|| message.strip_prefix(b"RCCL version "))?.trim_ascii_start();
+    let rest = strip_any(message, [b"NCCL version ", b"RCCL version "])?.trim_ascii_start();
     let number = rest.strip_prefix(b":").unwrap_or(rest).trim_ascii_start();
     number.first().is_some_and(u8::is_ascii_digit).then_some(Message::Version(message))
 }
@@ -351,6 +339,11 @@ pub fn devices(list: &[u8]) -> impl Iterator<Item = (u32, &[u8], &[u8])> {
 pub fn out_of_band(list: &[u8]) -> Option<&[u8]> {
     let at = memmem::find(list, b"OOB ")?;
     Some(until(&list[at + 4..], b":")).filter(|name| !name.is_empty())
+}
+
+/// The text after one of these prefixes.
+fn strip_any<'a, const N: usize>(text: &'a [u8], prefixes: [&[u8]; N]) -> Option<&'a [u8]> {
+    prefixes.iter().find_map(|prefix| text.strip_prefix(*prefix))
 }
 
 /// The text before the first of these bytes.

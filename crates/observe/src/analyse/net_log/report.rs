@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use regatta_model::document::Document;
 use regatta_model::hostlist;
-use regatta_model::units::pluralize;
+use regatta_model::units::{format_ranges, pluralize};
 use serde::{Deserialize, Serialize};
 
 use super::fabric_plugin;
@@ -41,13 +41,38 @@ pub struct NetReport {
     pub ranks: Vec<RankReport>,
     /// Files read.
     pub sources: Vec<String>,
-    /// Lines read.
+    #[allow(missing_docs)]
+    #[serde(flatten)]
+    pub counts: LineCounts,
+}
+
+impl NetReport {
+    /// Ranks by a value that they may have.
+    pub fn by_value(
+        &self,
+        value: impl Fn(&RankReport) -> Option<String>,
+    ) -> BTreeMap<String, Vec<&RankReport>> {
+        let mut by_value: BTreeMap<String, Vec<&RankReport>> = BTreeMap::new();
+        for rank in &self.ranks {
+            if let Some(value) = value(rank) {
+                by_value.entry(value).or_default().push(rank);
+            }
+        }
+        by_value
+    }
+}
+
+/// What was read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LineCounts {
+    /// Lines.
     pub lines: u64,
     /// Records of NCCL or RCCL.
     pub records: u64,
     /// Records whose end is missing.
     pub truncated_records: u64,
-    /// Records whose process is unknown.
+    /// Records of a process that is unknown because another record precedes its host, or that exceeds the
+    /// limits.
     pub unattributed_records: u64,
 }
 
@@ -108,7 +133,7 @@ pub struct RankGroup {
 }
 
 /// Use of GPUDirect RDMA by the channels between nodes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Gdr {
     /// All channels.
@@ -120,6 +145,7 @@ pub enum Gdr {
     /// No channel.
     Off,
     /// Not logged, or no channel between nodes.
+    #[default]
     Unknown,
 }
 
@@ -137,7 +163,7 @@ impl Gdr {
 }
 
 /// One rank: a GPU of a process.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankReport {
     /// `None` if the log does not say it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -288,41 +314,14 @@ impl RankReport {
     }
 
     fn new(source: &str, process: &Process, device: &Device, rank: Option<u32>) -> Self {
-        let ib_name = |name: &str, link: &str| match link.rsplit('/').next() {
-            Some(link @ ("IB" | "RoCE")) => format!("{name} ({link})"),
-            _ => name.to_owned(),
-        };
-        let plugin = &process.plugin;
+        let facts = process.facts.clone();
         let mut report = Self {
             rank,
-            host: process.host.clone(),
-            pid: process.pid,
             device: device.number,
             source: source.to_owned(),
-            library: process.version.clone(),
-            network: process.network.clone(),
-            plugin: PluginReport {
-                name: plugin.name.clone(),
-                api: plugin.version.clone(),
-                library: plugin.library.clone(),
-                package: plugin.ofi.clone(),
-                libfabric: plugin.libfabric.clone(),
-                provider: plugin.provider.clone(),
-                not_found: plugin.not_found.clone(),
-                failure: plugin.failure.clone(),
-                nics: plugin.nics.clone(),
-                not_used: plugin.not_used.clone(),
-            },
-            gdr: Gdr::Unknown,
             connected: device.connected,
-            transports: Vec::new(),
-            sockets: process.sockets.iter().cloned().collect(),
-            ib_devices: process.ib.iter().map(|(at, n, link)| (*at, ib_name(n, link))).collect(),
-            bootstrap: process.bootstrap.clone().or_else(|| process.out_of_band.clone()),
-            variables: process.variables.iter().cloned().collect(),
-            warnings: process.warnings.clone(),
-            ib_missing: process.ib_missing,
-            gdr_disabled: process.gdr_far.clone(),
+            bootstrap: facts.bootstrap.or_else(|| process.out_of_band.clone()),
+            ..facts
         };
         report.transports = transports(&report, device);
         report.gdr = gdr(&report);
@@ -375,9 +374,7 @@ fn gdr(rank: &RankReport) -> Gdr {
 /// Reports on what has been read so far.
 pub fn report(log: &NetLog, requirement: Option<&Requirement>) -> NetReport {
     let ranks = rank_reports(log);
-    let devices = || log.processes.iter().flat_map(|process| &process.devices);
-    let largest = devices().filter_map(|device| device.communicator).map(|(_, size)| size).max();
-    let logged_nodes = devices().filter_map(|device| device.nodes).max();
+    let logged_nodes = log.devices().filter_map(|device| device.nodes).max();
     let hosts: BTreeSet<&str> =
         ranks.iter().map(|r| r.host.as_str()).filter(|host| !host.is_empty()).collect();
     let own = ranks.iter().filter_map(|rank| rank.library.clone());
@@ -388,15 +385,12 @@ pub fn report(log: &NetLog, requirement: Option<&Requirement>) -> NetReport {
         requirement: None,
         findings: Vec::new(),
         groups: groups(&ranks),
-        expected_ranks: largest,
+        expected_ranks: log.progress().1,
         nodes: logged_nodes.unwrap_or(hosts.len() as u32).max(1),
         libraries: libraries.into_iter().collect(),
         ranks,
         sources: log.sources.iter().map(|source| source.name.clone()).collect(),
-        lines: log.counts.lines,
-        records: log.counts.records,
-        truncated_records: log.counts.truncated,
-        unattributed_records: log.counts.unattributed,
+        counts: log.counts,
     };
     report.findings = judge::findings(&report);
     (report.level, report.verdict) = judge::verdict(&report);
@@ -407,9 +401,12 @@ pub fn report(log: &NetLog, requirement: Option<&Requirement>) -> NetReport {
 impl NetLog {
     /// Number of ranks whose channels are connected, and the size of the largest communicator.
     pub fn progress(&self) -> (usize, Option<u32>) {
-        let devices = || self.processes.iter().flat_map(|process| &process.devices);
-        let largest = devices().filter_map(|d| d.communicator).map(|(_, size)| size).max();
-        (devices().filter(|device| device.connected).count(), largest)
+        let sizes = self.devices().filter_map(|device| device.communicator).map(|(_, size)| size);
+        (self.devices().filter(|device| device.connected).count(), sizes.max())
+    }
+
+    fn devices(&self) -> impl Iterator<Item = &Device> {
+        self.processes.iter().flat_map(|process| &process.devices)
     }
 }
 
@@ -478,29 +475,11 @@ pub fn host_list(ranks: &[&RankReport]) -> String {
 
 /// Numbers of ranks, as `0-7,12`. Ranks without a number are counted.
 pub fn rank_list(ranks: &[&RankReport]) -> String {
-    let numbers: BTreeSet<u32> = ranks.iter().filter_map(|rank| rank.rank).collect();
+    let numbers: Vec<u32> = ranks.iter().filter_map(|rank| rank.rank).collect();
+    let known = (!numbers.is_empty()).then(|| format_ranges(&numbers));
     let unknown = ranks.iter().filter(|rank| rank.rank.is_none()).count();
-    let mut parts: Vec<String> = number_ranges(numbers.into_iter());
-    if unknown > 0 {
-        parts.push(format!("{unknown} without a number"));
-    }
-    parts.join(",")
-}
-
-/// Ascending numbers as ranges.
-pub fn number_ranges(numbers: impl Iterator<Item = u32>) -> Vec<String> {
-    let mut ranges: Vec<(u32, u32)> = Vec::new();
-    for number in numbers {
-        match ranges.last_mut() {
-            Some((_, end)) if end.checked_add(1) == Some(number) => *end = number,
-            _ => ranges.push((number, number)),
-        }
-    }
-    let text = |&(first, last): &(u32, u32)| match first == last {
-        true => first.to_string(),
-        false => format!("{first}-{last}"),
-    };
-    ranges.iter().map(text).collect()
+    let unknown = (unknown > 0).then(|| format!("{unknown} without a number"));
+    known.into_iter().chain(unknown).collect::<Vec<_>>().join(",")
 }
 
 /// Ranks in a sentence: `rank 3 on nid001`, `ranks 0-7 on nid[001-002]`, `all 16 ranks`.

@@ -34,7 +34,7 @@ enum RequiredNetwork {
 /// Why a text is not a requirement.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
-    "a network's name, as ib, ofi, cxi, efa, \"AWS Libfabric\" or socket; add /GDRDMA to require \
+    "expected a network's name, as ib, ofi, cxi, efa, \"AWS Libfabric\" or socket; add /GDRDMA to require \
          GPUDirect RDMA"
 )]
 pub struct InvalidRequirement;
@@ -91,60 +91,51 @@ impl FromStr for Requirement {
     }
 }
 
-/// How a rank fulfils a requirement.
-enum Fulfilment {
-    Proven,
+/// Why a rank does not fulfil a requirement.
+#[derive(Debug, PartialEq, Eq)]
+enum Shortfall {
+    Violated(String),
     /// The log does not say it.
     Unproven(String),
-    Violated(String),
 }
 
 impl Requirement {
     /// Checks all ranks of a report.
     pub fn check(&self, report: &NetReport) -> RequirementResult {
         let network = self.text.clone();
-        let result = |satisfied, reason: Option<String>, fix| RequirementResult {
-            network: network.clone(),
-            satisfied,
-            reason,
-            fix,
+        let failed = |reason: String, fix| {
+            let network = network.clone();
+            RequirementResult { network, satisfied: false, reason: Some(reason), fix }
         };
         if report.ranks.is_empty() {
-            let reason = "the log has no record of NCCL or RCCL".to_owned();
-            return result(false, Some(reason), Some(judge::NO_RECORDS_FIX.to_owned()));
+            let fix = judge::NO_RECORDS_FIX.to_owned();
+            return failed("the log has no record of NCCL or RCCL".to_owned(), Some(fix));
         }
-        let checked: Vec<(&RankReport, Fulfilment)> =
-            report.ranks.iter().map(|rank| (rank, self.check_rank(rank))).collect();
-        let violated = |f: &Fulfilment| match f {
-            Fulfilment::Violated(why) => Some(why.clone()),
-            _ => None,
+        let checked: Vec<(&RankReport, Shortfall)> = report
+            .ranks
+            .iter()
+            .filter_map(|rank| Some((rank, self.check_rank(rank).err()?)))
+            .collect();
+        let is_violation = |(_, why): &&(_, Shortfall)| matches!(why, Shortfall::Violated(_));
+        let Some((_, first)) = checked.iter().find(is_violation).or(checked.first()) else {
+            return RequirementResult { network, satisfied: true, reason: None, fix: None };
         };
-        let unproven = |f: &Fulfilment| match f {
-            Fulfilment::Unproven(why) => Some(why.clone()),
-            _ => None,
-        };
-        let first = |select: &dyn Fn(&Fulfilment) -> Option<String>| {
-            let why = checked.iter().find_map(|(_, f)| select(f))?;
-            let same = checked.iter().filter(|(_, f)| select(f).as_ref() == Some(&why));
-            let ranks: Vec<&RankReport> = same.map(|(rank, _)| *rank).collect();
-            Some((why, ranks))
-        };
-        if let Some((why, ranks)) = first(&violated) {
-            let who = describe_ranks(&ranks, report.ranks.len());
-            return result(false, Some(format!("{who}: {why}")), self.fix(report, &ranks));
+        let same = checked.iter().filter(|(_, why)| why == first);
+        let ranks: Vec<&RankReport> = same.map(|(rank, _)| *rank).collect();
+        let who = describe_ranks(&ranks, report.ranks.len());
+        match first {
+            Shortfall::Violated(why) => failed(format!("{who}: {why}"), self.fix(report, &ranks)),
+            Shortfall::Unproven(why) => {
+                let fix = "log the first collective with NCCL_DEBUG=INFO and \
+                           NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,NET,ENV, on all ranks";
+                failed(format!("not proven: {who}: {why}"), Some(fix.to_owned()))
+            }
         }
-        if let Some((why, ranks)) = first(&unproven) {
-            let who = describe_ranks(&ranks, report.ranks.len());
-            let fix = "log the first collective with NCCL_DEBUG=INFO and \
-                       NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,NET,ENV, on all ranks";
-            return result(false, Some(format!("not proven: {who}: {why}")), Some(fix.to_owned()));
-        }
-        result(true, None, None)
     }
 
     /// Whether a rank provenly uses another network. More of the log cannot change that.
     pub fn is_violated(&self, report: &NetReport) -> bool {
-        let violates = |rank| matches!(self.check_rank(rank), Fulfilment::Violated(_));
+        let violates = |rank| matches!(self.check_rank(rank), Err(Shortfall::Violated(_)));
         report.ranks.iter().any(violates)
     }
 
@@ -178,38 +169,34 @@ impl Requirement {
         }
     }
 
-    fn check_rank(&self, rank: &RankReport) -> Fulfilment {
+    fn check_rank(&self, rank: &RankReport) -> Result<(), Shortfall> {
+        let unproven = |why: &str| Err(Shortfall::Unproven(why.to_owned()));
+        let violated = |why: String| Err(Shortfall::Violated(why));
         let used = rank.networks_used();
         let networks = match (used.is_empty(), &rank.network) {
             (false, _) => used.into_iter().collect(),
             (true, Some(name)) => vec![name.as_str()],
-            (true, None) => {
-                return Fulfilment::Unproven("no network and no channel between nodes".to_owned());
-            }
+            (true, None) => return unproven("no network and no channel between nodes"),
         };
         if let Some(wrong) = networks.iter().find(|name| !self.is_network(name)) {
-            return Fulfilment::Violated(format!("NET/{wrong}, not {}", self.text));
+            return violated(format!("NET/{wrong}, not {}", self.text));
         }
         if let RequiredNetwork::Libfabric { provider: Some(required) } = &self.network {
             match &rank.plugin.provider {
                 Some(found) if found.split(';').any(|part| part == *required) => {}
                 Some(found) => {
-                    return Fulfilment::Violated(format!(
-                        "libfabric provider {found}, not {required}"
-                    ));
+                    return violated(format!("libfabric provider {found}, not {required}"));
                 }
-                None => {
-                    return Fulfilment::Unproven("libfabric's provider is not logged".to_owned());
-                }
+                None => return unproven("libfabric's provider is not logged"),
             }
         }
         match rank.gdr {
-            _ if !self.gdr => Fulfilment::Proven,
-            Gdr::On => Fulfilment::Proven,
+            _ if !self.gdr => Ok(()),
+            Gdr::On => Ok(()),
             // Without channels between nodes there is nothing to copy.
-            Gdr::Unknown if rank.networks_used().is_empty() => Fulfilment::Proven,
-            Gdr::Unknown => Fulfilment::Unproven("GPUDirect RDMA is not logged".to_owned()),
-            gdr => Fulfilment::Violated(format!("GPUDirect RDMA is {}", gdr.name())),
+            Gdr::Unknown if rank.networks_used().is_empty() => Ok(()),
+            Gdr::Unknown => unproven("GPUDirect RDMA is not logged"),
+            gdr => violated(format!("GPUDirect RDMA is {}", gdr.name())),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use regatta_draw::text::sanitize;
 use regatta_model::units::format_ranges;
-use regatta_model::{Gpu, LinkState, MemoryPolicy, Nic, NicKind, NodeLayout, PlacedRank, units};
+use regatta_model::{Gpu, LinkState, MemoryPolicy, Nic, NodeLayout, PlacedRank, units};
 
 use super::names::{short_gpu_name, short_pci};
 use super::scene::{Devices, GpuView, NicView, RankView};
@@ -40,14 +40,7 @@ pub fn gpu(gpu: &Gpu, layout: &NodeLayout) -> GpuView {
 pub fn nic(nic: &Nic, layout: &NodeLayout) -> NicView {
     NicView {
         name: sanitize(&nic.name),
-        kind: match nic.kind {
-            NicKind::Slingshot => "Slingshot",
-            NicKind::InfiniBand => "InfiniBand",
-            NicKind::Roce => "RoCE",
-            NicKind::Efa => "EFA",
-            NicKind::Ethernet => "Ethernet",
-            NicKind::Virtual => "virtual",
-        },
+        kind: nic.kind.name(),
         speed: nic.speed_mbit.map(units::format_mbit_per_s),
         state: match nic.state {
             LinkState::Up => "up",

@@ -1,7 +1,7 @@
 //! Tiles and cards of the SVG: cores, GPUs, NICs.
 
 use regatta_draw::svg::{Rect, Svg};
-use regatta_model::units::format_ranges;
+use regatta_model::units::format_ranks;
 
 use super::scene::{CoreState, CoreView, GpuView, NicView, RankView};
 
@@ -133,8 +133,7 @@ pub fn nic(svg: &mut Svg, area: Rect, nic: &NicView) {
 fn rank_label(ranks: &[u32]) -> String {
     match ranks {
         [] => "no rank".to_owned(),
-        [rank] => format!("rank {rank}"),
-        _ => format!("ranks {}", format_ranges(ranks)),
+        _ => format_ranks(ranks),
     }
 }
 

@@ -187,20 +187,7 @@ impl RunHistory {
 
     /// Mean times of the recent steps by phase.
     pub fn step_times(&self) -> StepSeconds {
-        let n = self.recent.len().max(1) as f64;
-        let mean = |of: fn(&StepSeconds) -> f64| {
-            self.recent.iter().map(|step| of(&step.seconds)).sum::<f64>() / n
-        };
-        StepSeconds {
-            step: mean(|s| s.step),
-            data: mean(|s| s.data),
-            forward: mean(|s| s.forward),
-            backward: mean(|s| s.backward),
-            communication: mean(|s| s.communication),
-            optimizer: mean(|s| s.optimizer),
-            checkpoint: mean(|s| s.checkpoint),
-            other: mean(|s| s.other),
-        }
+        StepSeconds::mean(self.recent.iter())
     }
 }
 

@@ -2,16 +2,15 @@
 
 use regatta_draw::line::DIM;
 use regatta_draw::table;
-use regatta_model::CpuSet;
 use regatta_model::rank_bytes::PINNED;
 use regatta_model::train_event::{RankBytes, Summary};
-use regatta_model::units::{format_memory, format_si_unit};
+use regatta_model::units::{format_memory, format_ranks, format_si_unit};
 
 /// Upper bound on printed groups of ranks.
 const MAX_GROUPS: usize = 8;
 
 /// Ranks whose tables have the same rows.
-type RankGroup = (Vec<usize>, Vec<Vec<String>>);
+type RankGroup = (Vec<u32>, Vec<Vec<String>>);
 
 /// Tables of expected and measured usage, one per group of ranks with the same table. Empty if
 /// ranks neither communicate nor offload state.
@@ -43,17 +42,15 @@ fn group_by_table(ranks: &[RankBytes]) -> Vec<RankGroup> {
     for rank in ranks {
         let rows = table_rows(rank);
         match groups.iter_mut().find(|(_, other)| *other == rows) {
-            Some((ranks, _)) => ranks.push(rank.rank),
-            None => groups.push((vec![rank.rank], rows)),
+            Some((ranks, _)) => ranks.push(rank.rank as u32),
+            None => groups.push((vec![rank.rank as u32], rows)),
         }
     }
     groups
 }
 
 fn group_table((ranks, rows): &RankGroup) -> Vec<String> {
-    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
-    let title = format!("{noun} {}", ranks.iter().copied().collect::<CpuSet>());
-    table::table(&[&title, "expected", "measured"], rows)
+    table::table(&[&format_ranks(ranks), "expected", "measured"], rows)
 }
 
 fn table_rows(usage: &RankBytes) -> Vec<Vec<String>> {

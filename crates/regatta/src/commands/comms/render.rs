@@ -64,23 +64,22 @@ fn section(
     if rows.is_empty() {
         return String::new();
     }
-    let table = table::align(header, rows, left);
-    let (first, rest) = table.split_once('\n').unwrap_or((&table, ""));
+    let table = table::with_dim_header(header, rows, left);
     let more = match more {
         0 => String::new(),
         more => format!("{FAINT}... and {more} more{FAINT:#}\n"),
     };
-    format!("\n{HEADING}{heading}{HEADING:#}\n{FAINT}{first}{FAINT:#}\n{rest}{more}")
+    format!("\n{HEADING}{heading}{HEADING:#}\n{table}{more}")
 }
 
-fn cell(text: &str) -> String {
+pub(super) fn cell(text: &str) -> String {
     match text {
         "" => "-".to_owned(),
         text => truncate(&sanitize(text), MAX_CELL, '~'),
     }
 }
 
-fn known<T>(value: Option<T>, format: impl Fn(T) -> String) -> String {
+pub(super) fn known<T>(value: Option<T>, format: impl Fn(T) -> String) -> String {
     value.map_or_else(|| "-".to_owned(), format)
 }
 

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use regatta_draw::table;
-use regatta_events::operation::{Communicator, OperationKind};
+use regatta_events::operation::OperationKind;
 use regatta_events::status::{CommunicatorStatus, CurrentOperation, Status};
 use regatta_model::units::{format_elapsed, pluralize};
 use regatta_model::{Document, document};
@@ -13,12 +13,9 @@ use regatta_observe::comms::Attempts;
 use regatta_observe::read::comms::read_status;
 use serde::{Deserialize, Serialize};
 
+use super::render::{cell, known};
 use crate::cli::FAINT;
 use crate::output;
-use regatta_draw::text::{sanitize, truncate};
-
-/// Width of a cell with a name.
-const MAX_CELL: usize = 32;
 
 /// The communicators of all ranks.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -107,7 +104,7 @@ fn rows(status: &Status, now: u64) -> Vec<StatusRow> {
         ..StatusRow::default()
     };
     let row = |one: &CommunicatorStatus| StatusRow {
-        communicator: label(&one.communicator),
+        communicator: one.communicator.label(),
         communicator_rank: one.communicator.rank,
         ranks: one.communicator.ranks,
         enqueued: one.enqueued,
@@ -129,13 +126,6 @@ fn seconds(later: u64, earlier: u64) -> f64 {
     later.saturating_sub(earlier) as f64 / 1e9
 }
 
-fn label(communicator: &Communicator) -> String {
-    match communicator.name.is_empty() {
-        true => format!("0x{:x}", communicator.id),
-        false => communicator.name.clone(),
-    }
-}
-
 fn current_row(current: &CurrentOperation, age_s: f64) -> CurrentRow {
     CurrentRow {
         operation: kind_name(current.kind),
@@ -153,10 +143,6 @@ fn kind_name(kind: OperationKind) -> String {
 }
 
 fn render(report: &StatusReport) -> String {
-    let cell = |text: &str| match text {
-        "" => "-".to_owned(),
-        text => truncate(&sanitize(text), MAX_CELL, '~'),
-    };
     let row = |row: &StatusRow| {
         let (current, age) = match (&row.current, row.ended) {
             (Some(current), _) => {
@@ -167,7 +153,7 @@ fn render(report: &StatusReport) -> String {
             (None, false) => ("none".to_owned(), row.age_s),
         };
         vec![
-            row.rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string()),
+            known(row.rank, |rank| rank.to_string()),
             cell(&row.host),
             cell(&row.communicator),
             format!("{}/{}", row.communicator_rank, row.ranks),
@@ -190,13 +176,12 @@ fn render(report: &StatusReport) -> String {
         "in flight",
         "for",
     ];
-    let table = table::align(&header, &rows, &[1, 2, 3, 7]);
-    let (first, rest) = table.split_once('\n').unwrap_or((&table, ""));
+    let table = table::with_dim_header(&header, &rows, &[1, 2, 3, 7]);
     let unreadable = match report.unreadable.len() {
         0 => String::new(),
         count => {
             format!("{FAINT}{} without a complete status{FAINT:#}\n", pluralize(count, "file"))
         }
     };
-    format!("{FAINT}{first}{FAINT:#}\n{rest}{unreadable}")
+    table + &unreadable
 }

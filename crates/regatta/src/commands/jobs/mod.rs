@@ -11,16 +11,12 @@ use anyhow::{Result, bail};
 use clap::Args;
 use regatta_discover::job_state::{JobState, JobStatus};
 use regatta_model::{Document, document};
-use regatta_observe::read::{Progress, last_launch, progress};
+use regatta_observe::read::{Progress, last_launch, progress, read_document};
 use regatta_place::batch::{BatchScheduler, RunDir, RunKind};
-use regatta_train::regular_file;
 use serde::{Deserialize, Serialize};
 
 use super::submit::record::{self, JobRecord};
 use crate::output;
-
-/// Maximum size of a record.
-const MAX_RECORD_BYTES: u64 = 4 << 20;
 
 /// `regatta jobs`.
 #[derive(Debug, Args)]
@@ -146,21 +142,15 @@ fn read_records() -> Vec<JobRecord> {
     let entries = folder.and_then(|folder| std::fs::read_dir(folder).ok());
     let files = entries.into_iter().flatten().flatten().map(|entry| entry.path());
     let files = files.filter(|path| path.extension().is_some_and(|end| end == "json"));
-    let mut records: Vec<JobRecord> = files.filter_map(|file| read_record(&file)).collect();
+    let read = |file: PathBuf| {
+        read_document(&file).unwrap_or_else(|error| {
+            output::note(&error.to_string());
+            None
+        })
+    };
+    let mut records: Vec<JobRecord> = files.filter_map(read).collect();
     records.sort_by(|a, b| b.submitted.cmp(&a.submitted).then_with(|| b.id.cmp(&a.id)));
     records
-}
-
-fn read_record(file: &Path) -> Option<JobRecord> {
-    let text = regular_file::read_to_string(file, MAX_RECORD_BYTES);
-    let record = text.map_err(|error| error.to_string());
-    match record.and_then(|text| document::from_json(&text).map_err(|error| error.to_string())) {
-        Ok(record) => Some(record),
-        Err(error) => {
-            output::note(&format!("{}: {error}", file.display()));
-            None
-        }
-    }
 }
 
 /// The records that the words name, or all.

@@ -110,7 +110,7 @@ impl Answers {
             }
         };
         let jobs = parse(&output.stdout);
-        if !output.status.success() {
+        if !output.end.is_success() {
             let said = output.stderr.lines().next().unwrap_or_default().trim();
             self.problems.insert(scheduler, format!("{program}: {said}"));
         }

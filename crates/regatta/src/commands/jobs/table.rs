@@ -7,53 +7,37 @@ use regatta_draw::escapes::keep_colours;
 use regatta_draw::table;
 use regatta_observe::read::Progress;
 
-use super::{JobEntry, TaskEntry};
+use super::{EntryStatus, JobEntry, JobRecord, TaskEntry};
 use crate::cli::{ERROR, FAINT, GOOD, WARNING};
 
 /// One line per job, and per task of an array if `with_tasks`.
 pub fn table(jobs: &[JobEntry], with_tasks: bool) -> String {
-    let tasks = |job: &'_ JobEntry| match with_tasks {
-        true => job.tasks.iter().map(|task| (task.status.state, task_row(job, task))).collect(),
-        false => Vec::new(),
-    };
-    let rows: Vec<(Option<JobState>, Vec<String>)> = jobs
-        .iter()
-        .flat_map(|job| [vec![(job.status.state, job_row(job))], tasks(job)].concat())
-        .collect();
-    let (states, rows): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
+    let mut rows = Vec::new();
+    for JobEntry { record, status, tasks } in jobs {
+        let run = status.run_folder.as_deref().unwrap_or(&record.folder);
+        rows.push(row(&record.id, record, status, Some(run)));
+        let shown = if with_tasks { tasks.as_slice() } else { &[] };
+        let task = |TaskEntry { id, status, .. }: &TaskEntry| {
+            row(id, record, status, status.run_folder.as_deref())
+        };
+        rows.extend(shown.iter().map(task));
+    }
     let header = ["job", "name", "state", "nodes", "elapsed", "limit", "progress", "run", "reason"];
-    let text = table::align(&header, &rows, &[0, 1, 2, 6, 7, 8]);
-    let (header, lines) = text.split_once('\n').unwrap_or((&text, ""));
-    let lines = states.into_iter().zip(lines.lines()).map(|(state, line)| colored(state, line));
-    format!("{FAINT}{header}{FAINT:#}\n{}", lines.collect::<String>())
+    table::with_dim_header(&header, &rows, &[0, 1, 2, 6, 7, 8])
 }
 
-fn job_row(job: &JobEntry) -> Vec<String> {
-    let run = job.status.run_folder.as_ref().unwrap_or(&job.record.folder);
+/// A job or a task.
+fn row(id: &str, record: &JobRecord, status: &EntryStatus, run: Option<&Path>) -> Vec<String> {
     vec![
-        job.record.id.clone(),
-        job.record.name.clone(),
-        state_name(job.status.state).to_owned(),
-        job.record.nodes.to_string(),
-        shown_clock(job.status.elapsed),
-        shown_clock(job.status.limit),
-        job.status.progress.as_ref().map_or("-".to_owned(), format_progress),
-        shown_path(run),
-        shown_reason(job.status.exit_code, job.status.reason.as_deref()),
-    ]
-}
-
-fn task_row(job: &JobEntry, task: &TaskEntry) -> Vec<String> {
-    vec![
-        task.id.clone(),
-        job.record.name.clone(),
-        state_name(task.status.state).to_owned(),
-        job.record.nodes.to_string(),
-        shown_clock(task.status.elapsed),
-        shown_clock(task.status.limit),
-        task.status.progress.as_ref().map_or("-".to_owned(), format_progress),
-        task.status.run_folder.as_deref().map_or("-".to_owned(), shown_path),
-        shown_reason(task.status.exit_code, task.status.reason.as_deref()),
+        id.to_owned(),
+        record.name.clone(),
+        colored(status.state),
+        record.nodes.to_string(),
+        shown_clock(status.elapsed),
+        shown_clock(status.limit),
+        status.progress.as_ref().map_or("-".to_owned(), format_progress),
+        run.map_or("-".to_owned(), shown_path),
+        shown_reason(status.exit_code, status.reason.as_deref()),
     ]
 }
 
@@ -68,20 +52,15 @@ fn shown_reason(exit_code: Option<i32>, reason: Option<&str>) -> String {
     keep_colours(&parts.join(", "))
 }
 
-fn state_name(state: Option<JobState>) -> &'static str {
-    state.map_or("unknown", JobState::name)
-}
-
-/// A line with the state in its colour.
-fn colored(state: Option<JobState>, line: &str) -> String {
+/// The state in its colour.
+fn colored(state: Option<JobState>) -> String {
     let style = match state {
         Some(JobState::Running | JobState::Completed) => GOOD,
         Some(JobState::Failed | JobState::TimedOut) => ERROR,
         Some(JobState::Suspended | JobState::Cancelled) => WARNING,
         Some(JobState::Pending) | None => FAINT,
     };
-    let name = state_name(state);
-    line.replacen(&format!("  {name}"), &format!("  {style}{name}{style:#}"), 1) + "\n"
+    format!("{style}{}{style:#}", state.map_or("unknown", JobState::name))
 }
 
 /// `1:05:00`, or with days `2-01:05:00`, as Slurm shows it.
@@ -106,7 +85,7 @@ fn shown_path(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{EntryStatus, JobRecord, tests::record};
+    use super::super::tests::record;
     use super::*;
 
     #[test]

@@ -28,7 +28,7 @@ pub struct NetLogArgs {
     files: Vec<PathBuf>,
     /// Exit with status 1 unless all ranks use this network: ib, ofi, cxi, efa, socket, or a plug-in by
     /// its name in the log; NAME/GDRDMA also requires GPUDirect RDMA
-    #[arg(long, value_name = "NAME", value_parser = requirement)]
+    #[arg(long, value_name = "NAME")]
     require: Option<Requirement>,
     /// Print the report as JSON, with the transports of each rank
     #[arg(long)]
@@ -48,11 +48,6 @@ Examples:
 The job must run with NCCL_DEBUG=INFO; NCCL_DEBUG_SUBSYS, if set, must include INIT, and NET and ENV for
 the plug-in and the fixes. Prefixes of srun -l, mpirun, PBS and timestamps do not matter.";
 
-/// Parses a requirement of the command line.
-pub fn requirement(text: &str) -> Result<Requirement, String> {
-    text.parse().map_err(|error| format!("expected {error}"))
-}
-
 /// Runs the command.
 pub fn run(args: &NetLogArgs) -> Result<ExitCode> {
     let mut log = NetLog::default();
@@ -64,8 +59,8 @@ pub fn run(args: &NetLogArgs) -> Result<ExitCode> {
         true => output::print(&document::to_json(&report)?)?,
         false => output::print(&render(&report))?,
     }
-    let failed = report.records == 0 || failed_requirement(&report);
-    debug_assert!(report.records > 0 || report.level == Level::Unknown);
+    let failed = report.counts.records == 0 || failed_requirement(&report);
+    debug_assert!(report.counts.records > 0 || report.level == Level::Unknown);
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 

@@ -1,13 +1,13 @@
 //! The report as text: verdict, requirement, transports by rank group, plug-in, findings with fixes.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::fmt::Write;
 
 use anstyle::Style;
 use regatta_draw::table;
 use regatta_model::units::pluralize;
 use regatta_observe::net_log::NetReport;
-use regatta_observe::net_log::report::{Finding, Level, RankReport, describe_ranks};
+use regatta_observe::net_log::report::{Finding, Level, RankGroup, RankReport, describe_ranks};
 
 use crate::cli::{ERROR, FAINT, GOOD, HEADING, WARNING};
 use regatta_draw::text::{sanitize, truncate};
@@ -35,19 +35,20 @@ pub fn render(report: &NetReport) -> String {
     text
 }
 
-fn word(level: Level) -> (&'static str, Style) {
+/// Words for a verdict and for a finding, and their style.
+fn words(level: Level) -> (&'static str, &'static str, Style) {
     match level {
-        Level::Ok => ("GOOD", GOOD),
-        Level::Note => ("note", FAINT),
-        Level::Unknown => ("NOT PROVEN", WARNING),
-        Level::Warning => ("WARNING", WARNING),
-        Level::Failure => ("WRONG NETWORK", ERROR),
+        Level::Ok => ("GOOD", "note", GOOD),
+        Level::Note => ("note", "note", FAINT),
+        Level::Unknown => ("NOT PROVEN", "unknown", WARNING),
+        Level::Warning => ("WARNING", "warning", WARNING),
+        Level::Failure => ("WRONG NETWORK", "failure", ERROR),
     }
 }
 
 /// The verdict in one line.
 pub fn verdict_line(report: &NetReport) -> String {
-    let (word, style) = word(report.level);
+    let (word, _, style) = words(report.level);
     format!("{style}{word}{style:#}: {}\n", sanitize(&report.verdict))
 }
 
@@ -74,7 +75,7 @@ fn groups(report: &NetReport) -> String {
         false => sanitize(&names.join(", ")),
     };
     let cell = |text: &str| truncate(&sanitize(text), MAX_CELL, '~');
-    let row = |group: &regatta_observe::net_log::report::RankGroup| {
+    let row = |group: &RankGroup| {
         vec![
             cell(&group.ranks),
             group.count.to_string(),
@@ -86,13 +87,12 @@ fn groups(report: &NetReport) -> String {
     };
     let rows: Vec<Vec<String>> = report.groups.iter().take(MAX_GROUPS).map(row).collect();
     let header = ["ranks", "count", "hosts", "between nodes", "GPUDirect RDMA", "inside the node"];
-    let table = table::align(&header, &rows, &[0, 2, 3, 4, 5]);
-    let (first, rest) = table.split_once('\n').unwrap_or((&table, ""));
+    let table = table::with_dim_header(&header, &rows, &[0, 2, 3, 4, 5]);
     let more = match report.groups.len().saturating_sub(MAX_GROUPS) {
         0 => String::new(),
         more => format!("... and {}\n", pluralize(more, "group")),
     };
-    format!("\n{FAINT}{first}{FAINT:#}\n{rest}{more}")
+    format!("\n{table}{more}")
 }
 
 /// Library, plug-in and NICs.
@@ -138,13 +138,7 @@ fn nics(rank: &RankReport) -> Option<String> {
 
 /// The values of all ranks, the most frequent first; with their ranks if there are several.
 fn by_value(report: &NetReport, value: impl Fn(&RankReport) -> Option<String>) -> Vec<String> {
-    let mut values: BTreeMap<String, Vec<&RankReport>> = BTreeMap::new();
-    for rank in &report.ranks {
-        if let Some(value) = value(rank) {
-            values.entry(value).or_default().push(rank);
-        }
-    }
-    let mut values: Vec<(String, Vec<&RankReport>)> = values.into_iter().collect();
+    let mut values: Vec<(String, Vec<&RankReport>)> = report.by_value(value).into_iter().collect();
     values.sort_by_key(|(_, ranks)| std::cmp::Reverse(ranks.len()));
     let several = values.len() > 1;
     let line = |(value, ranks): (String, Vec<&RankReport>)| match several {
@@ -162,13 +156,7 @@ fn findings(report: &NetReport) -> String {
     let mut printed: HashSet<&str> = HashSet::new();
     let mut text = String::from("\n");
     for Finding { level, message, fix, .. } in &report.findings {
-        let style = word(*level).1;
-        let name = match level {
-            Level::Failure => "failure",
-            Level::Warning => "warning",
-            Level::Unknown => "unknown",
-            Level::Note | Level::Ok => "note",
-        };
+        let (_, name, style) = words(*level);
         let _ = writeln!(text, "{style}{name}{style:#}: {}", sanitize(message));
         if let Some(fix) = fix.as_ref().filter(|fix| printed.insert(fix)) {
             let _ = writeln!(text, "  fix: {}", sanitize(fix));
@@ -178,12 +166,13 @@ fn findings(report: &NetReport) -> String {
 }
 
 fn footer(report: &NetReport) -> String {
-    let mut parts = vec![format!("{} lines", report.lines), format!("{} of NCCL", report.records)];
-    if report.truncated_records > 0 {
-        parts.push(format!("{} cut off", report.truncated_records));
+    let counts = &report.counts;
+    let mut parts = vec![format!("{} lines", counts.lines), format!("{} of NCCL", counts.records)];
+    if counts.truncated_records > 0 {
+        parts.push(format!("{} cut off", counts.truncated_records));
     }
-    if report.unattributed_records > 0 {
-        parts.push(format!("{} of unknown processes", report.unattributed_records));
+    if counts.unattributed_records > 0 {
+        parts.push(format!("{} of unknown processes", counts.unattributed_records));
     }
     let sources = pluralize(report.sources.len(), "log");
     format!("\n{FAINT}{sources}, {}{FAINT:#}\n", parts.join(", "))

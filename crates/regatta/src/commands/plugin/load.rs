@@ -1,24 +1,22 @@
 //! Loads a library in a child process, because its initialisers may block, crash, print or start
 //! threads.
 
+use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::process::CommandExt;
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use regatta_doctor::collect::{self, TableNames};
 use regatta_doctor::plugin::LoadResult;
-use rustix::process::{Pid, Signal, kill_process_group};
+use regatta_launch::subprocess::{CommandEnd, capture};
 
 /// Time limit of the initialisers by default.
 pub const LOAD_LIMIT: Duration = Duration::from_secs(10);
-/// Interval at which the child process is checked.
-const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// `regatta plugin load-library`.
 #[derive(Debug, Args)]
@@ -57,67 +55,29 @@ pub fn load_library(
     limit: Duration,
 ) -> Result<(LoadResult, TableNames)> {
     let program = std::env::current_exe().context("cannot find this program")?;
-    let mut command = Command::new(program);
-    command.args(["plugin", "load-library", "--"]).arg(path).args(symbols).process_group(0);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut child = command.spawn().context("cannot start the process that loads the library")?;
-    let status = wait(&mut child, limit);
-    let text = child.stdout.take().map(available).transpose()?.unwrap_or_default();
-    Ok(outcome(&text, status, limit))
+    let words = ["plugin", "load-library", "--"].map(OsStr::new).into_iter();
+    let args: Vec<&OsStr> =
+        words.chain([path.as_os_str()]).chain(symbols.iter().map(OsStr::new)).collect();
+    let captured =
+        capture(program, &args, limit).context("cannot run the process that loads the library")?;
+    Ok(outcome(&captured.stdout, captured.end, limit))
 }
 
-/// How the child process ended.
-enum End {
-    Exited(ExitStatus),
-    TimedOut,
-    /// With SIGCHLD ignored, children have no status.
-    Unknown,
-}
-
-/// Waits for the child process; after the time limit, kills it and the processes that it started.
-fn wait(child: &mut Child, limit: Duration) -> End {
-    let deadline = Instant::now() + limit;
-    loop {
-        match child.try_wait() {
-            Ok(Some(status)) => return End::Exited(status),
-            Err(_) => return End::Unknown,
-            Ok(None) if Instant::now() < deadline => std::thread::sleep(POLL_INTERVAL),
-            Ok(None) => {
-                let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
-                let _ = child.wait();
-                return End::TimedOut;
-            }
-        }
-    }
-}
-
-/// What was written. A process that an initialiser started may hold the pipe open.
-fn available(mut pipe: impl Read + AsFd) -> Result<String> {
-    rustix::io::ioctl_fionbio(&pipe, true).context("cannot read from the child process")?;
-    let mut bytes = Vec::new();
-    match pipe.read_to_end(&mut bytes) {
-        Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
-            Err(error).context("cannot read from the child process")
-        }
-        _ => Ok(String::from_utf8_lossy(&bytes).into_owned()),
-    }
-}
-
-fn outcome(text: &str, end: End, limit: Duration) -> (LoadResult, TableNames) {
+fn outcome(text: &str, end: CommandEnd, limit: Duration) -> (LoadResult, TableNames) {
     let mut lines = text.lines();
     let error: Option<Option<String>> = lines.next().and_then(|l| serde_json::from_str(l).ok());
     let names = lines.next().and_then(|line| serde_json::from_str(line).ok()).unwrap_or_default();
     let result = match (error, end) {
         (Some(None), _) => LoadResult::Loaded,
         (Some(Some(error)), _) => LoadResult::Failed(error),
-        (None, End::TimedOut) => {
+        (None, CommandEnd::TimedOut) => {
             let seconds = limit.as_secs_f64();
             LoadResult::TimedOut(format!("its initialisers did not end within {seconds} s"))
         }
-        (None, End::Exited(status)) => {
+        (None, CommandEnd::Exited(status)) => {
             LoadResult::Crashed(format!("its initialisers ended the process: {status}"))
         }
-        (None, End::Unknown) => {
+        (None, CommandEnd::Unknown) => {
             LoadResult::Crashed("its initialisers ended the process".to_owned())
         }
     };
@@ -127,13 +87,14 @@ fn outcome(text: &str, end: End, limit: Duration) -> (LoadResult, TableNames) {
 #[cfg(test)]
 mod tests {
     use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
 
     use super::*;
 
     #[test]
     fn the_first_line_decides() {
-        let result = |text: &str, end: End| outcome(text, end, Duration::from_secs(2)).0;
-        let exited = |status: i32| End::Exited(ExitStatus::from_raw(status));
+        let result = |text: &str, end: CommandEnd| outcome(text, end, Duration::from_secs(2)).0;
+        let exited = |status: i32| CommandEnd::Exited(ExitStatus::from_raw(status));
         assert_eq!(result("null\n[]\n", exited(0)), LoadResult::Loaded);
         assert_eq!(result("null\n", exited(11)), LoadResult::Loaded, "names are read later");
         assert_eq!(result("\"x: y\"\n", exited(0)), LoadResult::Failed("x: y".to_owned()));
@@ -141,8 +102,8 @@ mod tests {
             matches!(result("", exited(6)), LoadResult::Crashed(why) if why.contains("SIGABRT"))
         );
         assert!(matches!(result("", exited(0)), LoadResult::Crashed(_)), "exit(0)");
-        assert!(matches!(result("", End::Unknown), LoadResult::Crashed(_)));
+        assert!(matches!(result("", CommandEnd::Unknown), LoadResult::Crashed(_)));
         let timed_out = "its initialisers did not end within 2 s".to_owned();
-        assert_eq!(result("", End::TimedOut), LoadResult::TimedOut(timed_out));
+        assert_eq!(result("", CommandEnd::TimedOut), LoadResult::TimedOut(timed_out));
     }
 }

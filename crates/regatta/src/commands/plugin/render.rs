@@ -31,8 +31,8 @@ fn selected(report: &PluginReport) -> String {
         vec![selected.kind.name().to_owned(), sanitize(&by), sanitize(&library)]
     };
     let rows: Vec<Vec<String>> = report.selected.iter().map(row).collect();
-    let table = table::align(&["kind", "selected by", "library"], &rows, &[0, 1, 2]);
-    let mut text = faint_header(&table);
+    let header = ["kind", "selected by", "library"];
+    let mut text = table::with_dim_header(&header, &rows, &[0, 1, 2]);
     for problem in report.selected.iter().filter_map(|selected| selected.problem.as_ref()) {
         let _ = writeln!(text, "{ERROR}failure{ERROR:#}: {}", sanitize(problem));
     }
@@ -108,7 +108,7 @@ fn releases(report: &LibraryReport) -> String {
     };
     let rows: Vec<Vec<String>> = report.releases.iter().map(row).collect();
     let left: Vec<usize> = (0..header.len()).collect();
-    format!("\n{}\n", faint_header(&table::align(&header, &rows, &left)))
+    format!("\n{}\n", table::with_dim_header(&header, &rows, &left))
 }
 
 fn cell(kind: &KindUse) -> String {
@@ -118,9 +118,4 @@ fn cell(kind: &KindUse) -> String {
         (None, Some((first, last))) => format!("no: needs v{first} to v{last}"),
         (None, None) => "-".to_owned(),
     }
-}
-
-fn faint_header(table: &str) -> String {
-    let (first, rest) = table.split_once('\n').unwrap_or((table, ""));
-    format!("{FAINT}{first}{FAINT:#}\n{rest}")
 }

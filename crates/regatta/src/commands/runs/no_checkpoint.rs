@@ -10,11 +10,7 @@ use regatta_train::regular_file;
 /// The message for a run folder without a checkpoint; `None` if it is not one.
 pub fn message(path: &Path) -> Option<String> {
     let run = Run::open(path).ok()?;
-    let file = path.join(run_folder::CONFIG);
-    let text = regular_file::read_to_string(&file, MAX_CONFIG_BYTES).unwrap_or_default();
-    let config = Some(text).filter(|text| !text.is_empty());
-    let config = config.and_then(|text| Config::from_toml(&file, &text).ok());
-    let interval = config.map(|config| config.checkpoint.interval);
+    let interval = config(path).map(|config| config.checkpoint.interval);
     let path = path.display().to_string();
     Some(match run.kind() {
         RunKind::Bench | RunKind::Launch => {
@@ -30,6 +26,13 @@ pub fn message(path: &Path) -> Option<String> {
         }
         RunKind::Train => without_checkpoint(&path, run.state(), interval),
     })
+}
+
+/// The configuration of a run. That of another version may not parse.
+pub(super) fn config(run: &Path) -> Option<Config> {
+    let file = run.join(run_folder::CONFIG);
+    let text = regular_file::read_to_string(&file, MAX_CONFIG_BYTES).ok()?;
+    Config::from_toml(&file, &text).ok().filter(|_| !text.is_empty())
 }
 
 /// The message for a training with this `checkpoint.interval`; `None` if it has not even started.

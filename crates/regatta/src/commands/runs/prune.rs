@@ -152,23 +152,18 @@ fn text(pruned: &[PrunedRun], yes: bool) -> String {
 /// Parses an age such as `7d`.
 fn parse_age(text: &str) -> Result<Duration, String> {
     const EXPECTED: &str = "expected a number and a unit: s, m, h, d or w, as in 7d";
+    const UNITS: [(&str, u64); 5] =
+        [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400), ("w", 7 * 86_400)];
     let unit_at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(unit_at);
-    let seconds: u64 = match unit {
-        "s" => 1,
-        "m" => 60,
-        "h" => 3600,
-        "d" => 86_400,
-        "w" => 7 * 86_400,
-        _ => return Err(EXPECTED.to_owned()),
-    };
-    let number: u64 = number.parse().map_err(|_| EXPECTED.to_owned())?;
-    Ok(Duration::from_secs(number.saturating_mul(seconds)))
+    let (_, seconds) = UNITS.iter().find(|(name, _)| *name == unit).ok_or(EXPECTED)?;
+    let number: u64 = number.parse().map_err(|_| EXPECTED)?;
+    Ok(Duration::from_secs(number.saturating_mul(*seconds)))
 }
 
 #[cfg(test)]
 mod tests {
-    use regatta_observe::read::RunKind;
+    use regatta_observe::read::{LastMetrics, RunKind};
 
     use super::*;
 
@@ -179,10 +174,7 @@ mod tests {
             state: RunState::Finished,
             start,
             last_activity,
-            step: None,
-            steps: None,
-            loss: None,
-            val_loss: None,
+            last: LastMetrics::default(),
             bytes: 0,
             is_link: false,
         }

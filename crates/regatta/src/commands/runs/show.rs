@@ -7,11 +7,12 @@ use clap::Args;
 use regatta_model::result::RunResult;
 use regatta_model::{run_folder, units};
 use regatta_observe::read::{Run, RunSummary, last_launch};
-use regatta_train::config::{Config, KEYS, MAX_CONFIG_BYTES};
-use regatta_train::{regular_file, run_paths};
+use regatta_train::config::KEYS;
+use regatta_train::run_paths;
 use serde::Serialize;
 
-use super::{RootArgs, start_time, state_style};
+use super::no_checkpoint::config;
+use super::{RootArgs, colored, start_time};
 use crate::cli::{FAINT, HEADING};
 use crate::output;
 
@@ -75,10 +76,7 @@ pub fn run(args: &ShowArgs) -> Result<()> {
 
 /// The settings of a training that differ from the default.
 fn settings(path: &Path) -> Vec<Setting> {
-    let file = path.join(run_folder::CONFIG);
-    let text = regular_file::read_to_string(&file, MAX_CONFIG_BYTES).unwrap_or_default();
-    // That of another version may not parse.
-    let Ok(config) = Config::from_toml(&file, &text) else { return Vec::new() };
+    let Some(config) = config(path) else { return Vec::new() };
     let changed = KEYS.iter().filter(|key| key.get(&config) != key.default());
     changed.map(|key| Setting { key: key.full_name(), value: key.get(&config) }).collect()
 }
@@ -97,8 +95,7 @@ fn checkpoints(dir: &Path) -> Vec<String> {
 
 fn text(details: &RunDetails) -> String {
     let RunDetails { run, settings, result, .. } = details;
-    let style = state_style(run.state);
-    let state = format!("{style}{}{style:#}", run.state.name());
+    let state = colored(run.state);
     let reason = result.as_ref().map_or_else(String::new, |result| format!(": {}", result.reason));
     let mut lines = vec![("state", format!("{state}{reason}"))];
     if let Some(result) = result {
@@ -108,11 +105,11 @@ fn text(details: &RunDetails) -> String {
         lines.push(("ranks", format!("{}, {restarts}, {seconds}", result.ranks)));
     }
     lines.push(("start", format!("{} UTC", start_time(run))));
-    if let (Some(step), Some(steps)) = (run.step, run.steps) {
+    if let (Some(step), Some(steps)) = (run.last.step, run.last.steps) {
         let value = |name, value: Option<f64>| {
             value.map_or_else(String::new, |value| format!(", {name} {value:.4}"))
         };
-        let losses = value("loss", run.loss) + &value("val", run.val_loss);
+        let losses = value("loss", run.last.loss) + &value("val", run.last.val_loss);
         lines.push(("step", format!("{step} of {steps}{losses}")));
     }
     lines.extend(checkpoint_line(details).map(|line| ("checkpoints", line)));

@@ -13,6 +13,7 @@ use clap::{Args, value_parser};
 use regatta_draw::escapes::keep_colours;
 use regatta_launch::subprocess::capture;
 use regatta_model::document;
+use regatta_observe::net_log::Requirement;
 use regatta_place::batch::{
     self, BatchJob, BatchScheduler, ContainerRuntime, Dependency, JobArray, RunDir, RunKind,
     TimeLimit,
@@ -20,7 +21,6 @@ use regatta_place::batch::{
 use regatta_place::site_profile::Profile;
 
 use crate::commands::launch::{nccl_plugins, profile};
-use crate::commands::net_log;
 use crate::options::{
     MAX_NODES, NamedValue, NetPlugin, NetPluginArgs, ProfileArgs, TunerArgs, one_of, positive,
 };
@@ -145,7 +145,7 @@ pub struct SubmitArgs {
 
 /// A network by its name; the launch parses it again.
 fn network(text: &str) -> Result<String, String> {
-    net_log::requirement(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
+    text.parse::<Requirement>().map(|_| text.to_owned()).map_err(|error| error.to_string())
 }
 
 const SCHEDULERS: [NamedValue<BatchScheduler>; 3] = [
@@ -231,10 +231,10 @@ fn submit(
     let shown = words.join(" ");
     let output = capture(&words[0], &words[1..], SUBMIT_TIMEOUT)
         .map_err(|error| start_error(scheduler, error))?;
-    if !output.status.success() {
+    if !output.end.is_success() {
         let said = output.stderr.trim();
         let said = if said.is_empty() { output.stdout.trim() } else { said };
-        bail!("`{shown}` failed with {}: {}", output.status, keep_colours(said));
+        bail!("`{shown}` failed with {}: {}", output.end, keep_colours(said));
     }
     let id = scheduler.parse_job_id(&output.stdout);
     let id = id.ok_or_else(|| anyhow!("`{shown}` printed no job ID: {:?}", output.stdout))?;

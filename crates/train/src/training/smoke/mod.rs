@@ -192,7 +192,7 @@ fn steps(training: &mut TrainingLoop, model: &str, stop: &dyn Fn() -> bool) -> C
         first_loss,
         last_loss,
         tokens_per_second: all.len() as f64 * training.tokens_per_step() as f64 / seconds,
-        step_seconds: mean(&all),
+        step_seconds: StepSeconds::mean(all.iter()),
     };
     // A single step proves nothing.
     let ends = format!("{first_loss:.4} at the start, {last_loss:.4} at the end");
@@ -206,23 +206,6 @@ fn ends(losses: &[f64]) -> (f64, f64) {
     let some = (losses.len() / 5).max(1).min(losses.len());
     let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
     (mean(&losses[..some]), mean(&losses[losses.len() - some..]))
-}
-
-/// Mean time breakdown of a step.
-fn mean(all: &[StepMetrics]) -> StepSeconds {
-    let of = |part: fn(&StepSeconds) -> f64| {
-        all.iter().map(|step| part(&step.seconds)).sum::<f64>() / all.len().max(1) as f64
-    };
-    StepSeconds {
-        step: of(|s| s.step),
-        data: of(|s| s.data),
-        forward: of(|s| s.forward),
-        backward: of(|s| s.backward),
-        communication: of(|s| s.communication),
-        optimizer: of(|s| s.optimizer),
-        checkpoint: of(|s| s.checkpoint),
-        other: of(|s| s.other),
-    }
 }
 
 fn check_consistency(comm: &dyn Comm, engine: &mut Engine) -> CheckOutput<String> {

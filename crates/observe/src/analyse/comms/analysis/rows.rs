@@ -2,19 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use regatta_events::operation::{Communicator, OperationKind};
+use regatta_events::operation::{Algorithm, Communicator, DataType, OperationKind, Protocol};
+use regatta_model::units::format_ranges;
 
 use super::{NameTable, Selected, kind_name};
 use crate::analyse::comms::bandwidth::{bus_factor, gigabytes_per_second};
 use crate::analyse::comms::clocks::nanoseconds;
-use crate::analyse::comms::collector::{FileEnd, FileSummary, Totals};
-use crate::analyse::comms::histogram::{Histogram, NameCode, Row, SizeGroup};
+use crate::analyse::comms::collector::{FileEnd, FileSummary};
+use crate::analyse::comms::histogram::{Histogram, NameCode, Row, SizeGroup, Totals, Variant};
 use crate::analyse::comms::matching::{ArrivalStats, MatchStats, Transfers};
 use crate::analyse::comms::report::{
     ClockRow, CommunicatorRow, FileRow, InFlight, RankRow, SizeRow, Summary, TransferRow,
     VariantRow,
 };
-use crate::analyse::comms::warnings::ranges;
 
 fn seconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1e9
@@ -60,11 +60,14 @@ pub(super) fn histogram(
     names: &NameTable,
 ) -> Vec<SizeRow> {
     let all = histogram.groups.values().flat_map(|group| group.rows.values());
-    let total = all.fold(0u64, |sum, row| sum.saturating_add(row.time_ns));
+    let total = all.fold(0u64, |sum, row| sum.saturating_add(row.totals.time_ns));
     let mut groups: Vec<(String, NameCode, u32, &SizeGroup)> = histogram
         .groups
         .iter()
-        .map(|(&(kind, ranks), group)| (names.kind(kind), kind, ranks, group))
+        .map(|(&(kind, ranks), group)| {
+            let name = names.name(kind, |code| OperationKind::from_code(code).known_name());
+            (name, kind, ranks, group)
+        })
         .collect();
     // Built-in kinds in the order of their codes, then names in alphabetical order.
     groups.sort_by(|a, b| {
@@ -78,7 +81,7 @@ pub(super) fn histogram(
         let factor = known.and_then(|kind| bus_factor(kind, ranks));
         for (&size, row) in &group.rows {
             let transfers = stats.transfers.get(&(kind, ranks, size)).copied();
-            let share = (total > 0).then(|| row.time_ns as f64 / total as f64);
+            let share = (total > 0).then(|| row.totals.time_ns as f64 / total as f64);
             rows.push(SizeRow {
                 operation: name.clone(),
                 ranks: (ranks > 0).then_some(ranks),
@@ -96,7 +99,7 @@ pub(super) fn histogram(
 
 /// Each collective has a call of its first rank, unless that rank's file is missing.
 fn collectives(row: &Row, ranks: u32) -> u64 {
-    row.root_calls.max(row.calls.div_ceil(u64::from(ranks.max(1))))
+    row.root_calls.max(row.totals.calls.div_ceil(u64::from(ranks.max(1))))
 }
 
 fn size_row(row: &Row, factor: Option<f64>, transfers: Option<Transfers>) -> SizeRow {
@@ -104,7 +107,7 @@ fn size_row(row: &Row, factor: Option<f64>, transfers: Option<Transfers>) -> Siz
         let algbw = factor.and(gigabytes_per_second(bytes, time));
         (algbw, algbw.zip(factor).map(|(algbw, factor)| algbw * factor))
     };
-    let (algbw_gb_s, busbw_gb_s) = bandwidths(row.timed_bytes, row.time_ns);
+    let (algbw_gb_s, busbw_gb_s) = bandwidths(row.timed_bytes, row.totals.time_ns);
     let quantile = |fraction: f64| {
         // Not above the longest duration, which is exact.
         row.durations.quantile(fraction).map(|value| microseconds(value.min(row.max_ns)))
@@ -116,13 +119,13 @@ fn size_row(row: &Row, factor: Option<f64>, transfers: Option<Transfers>) -> Siz
     });
     SizeRow {
         max_size_bytes: row.max_bytes,
-        calls: row.calls,
-        bytes: row.bytes,
-        time_s: seconds(row.time_ns),
-        mean_us: mean_us(row.time_ns, row.timed),
+        calls: row.totals.calls,
+        bytes: row.totals.bytes,
+        time_s: seconds(row.totals.time_ns),
+        mean_us: mean_us(row.totals.time_ns, row.durations.count()),
         median_us: quantile(0.5),
         p99_us: quantile(0.99),
-        max_us: (row.timed > 0).then(|| microseconds(row.max_ns)),
+        max_us: (row.durations.count() > 0).then(|| microseconds(row.max_ns)),
         algbw_gb_s,
         busbw_gb_s,
         transfer,
@@ -131,10 +134,10 @@ fn size_row(row: &Row, factor: Option<f64>, transfers: Option<Transfers>) -> Siz
 }
 
 fn variants(row: &Row, names: &NameTable) -> Vec<VariantRow> {
-    let one = |(variant, calls): &(crate::analyse::comms::histogram::Variant, u64)| VariantRow {
-        dtype: names.dtype(variant.dtype),
-        algorithm: names.algorithm(variant.algorithm),
-        protocol: names.protocol(variant.protocol),
+    let one = |(variant, calls): &(Variant, u64)| VariantRow {
+        dtype: names.name(variant.dtype, |code| DataType::from_code(code).known_name()),
+        algorithm: names.name(variant.algorithm, |code| Algorithm::from_code(code).known_name()),
+        protocol: names.name(variant.protocol, |code| Protocol::from_code(code).known_name()),
         calls: *calls,
     };
     let mut all: Vec<VariantRow> = row.variants.iter().map(one).collect();
@@ -159,11 +162,11 @@ pub(super) fn communicators(selected: &Selected<'_>) -> Vec<CommunicatorRow> {
     }
     let row =
         |(communicator, ranks, totals): (&Communicator, BTreeSet<u32>, Totals)| CommunicatorRow {
-            id: communicator_id(communicator),
+            id: communicator.hex_id(),
             name: communicator.name.clone(),
             ranks: communicator.ranks,
             nodes: communicator.nodes,
-            job_ranks: ranges(&ranks.into_iter().collect::<Vec<_>>()),
+            job_ranks: format_ranges(&ranks.into_iter().collect::<Vec<_>>()),
             calls: totals.calls,
             bytes: totals.bytes,
             time_s: seconds(totals.time_ns),
@@ -171,10 +174,6 @@ pub(super) fn communicators(selected: &Selected<'_>) -> Vec<CommunicatorRow> {
     let mut rows: Vec<CommunicatorRow> = all.into_values().map(row).collect();
     rows.sort_by(|a, b| b.time_s.total_cmp(&a.time_s).then_with(|| a.id.cmp(&b.id)));
     rows
-}
-
-fn communicator_id(communicator: &Communicator) -> String {
-    if communicator.id == 0 { String::new() } else { format!("0x{:x}", communicator.id) }
 }
 
 /// The files of each process, which has one per library.
@@ -247,7 +246,7 @@ pub(super) fn in_flight(selected: &Selected<'_>) -> Vec<InFlight> {
             rows.push(InFlight {
                 rank: file.rank(),
                 host: file.host().to_owned(),
-                communicator: communicator.map(|(c, _)| label(c)).unwrap_or_default(),
+                communicator: communicator.map(|(c, _)| c.label()).unwrap_or_default(),
                 operation: kind_name(operation.kind, &file.names),
                 index: operation.index,
                 peer: operation.peer,
@@ -257,15 +256,6 @@ pub(super) fn in_flight(selected: &Selected<'_>) -> Vec<InFlight> {
         }
     }
     rows
-}
-
-/// Name of a communicator, else its id.
-pub(in crate::analyse::comms) fn label(communicator: &Communicator) -> String {
-    match (communicator.name.is_empty(), communicator.id) {
-        (false, _) => communicator.name.clone(),
-        (true, 0) => "unknown".to_owned(),
-        (true, _) => communicator_id(communicator),
-    }
 }
 
 pub(super) fn clocks(selected: &Selected<'_>) -> Vec<ClockRow> {

@@ -52,12 +52,16 @@ impl TraceText {
         self.has_elements = true;
     }
 
-    pub(super) fn metadata(&mut self, name: &str, pid: u64, tid: u64, args: &str) {
-        self.separate();
-        let _ = write!(
-            self.text,
-            "{{\"ph\":\"M\",\"name\":\"{name}\",\"pid\":{pid},\"tid\":{tid},\"args\":{args}}}"
-        );
+    /// Names a process or thread, and gives it a place among the others.
+    pub(super) fn name(&mut self, what: &str, (pid, tid): (u64, u64), name: &str, sort_index: u64) {
+        for (key, value) in [("name", quoted(name)), ("sort_index", sort_index.to_string())] {
+            self.separate();
+            let _ = write!(
+                self.text,
+                "{{\"ph\":\"M\",\"name\":\"{what}_{key}\",\"pid\":{pid},\"tid\":{tid},\
+                 \"args\":{{\"{key}\":{value}}}}}"
+            );
+        }
     }
 
     /// Starts a slice; its arguments follow.
@@ -95,6 +99,6 @@ impl std::fmt::Display for Micros {
 }
 
 /// A JSON string.
-pub(super) fn quoted(text: &str) -> String {
+fn quoted(text: &str) -> String {
     format!("\"{}\"", escaped(text))
 }
