@@ -5,4 +5,6 @@ fn main() {
     // NCCL closes the library when the last communicator is destroyed, and may open it again. The thread
     // that writes events, and the handler of the process's exit, must stay mapped.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    // NCCL needs the dynamic symbols only.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,--strip-all");
 }

@@ -5,4 +5,6 @@ fn main() {
     // NCCL closes the library when the last communicator is destroyed, and may open it again. The table
     // must stay that of the first time: all ranks must select the same algorithm.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    // NCCL needs the dynamic symbols only.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,--strip-all");
 }

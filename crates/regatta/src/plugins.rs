@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow};
 use miniz_oxide::inflate::decompress_to_vec;
 
-/// A plug-in that `build.rs` has built.
+/// A plug-in, the shared library of a dependency of this package.
 #[derive(Debug, Clone, Copy)]
 pub struct Plugin {
     /// File name of its library.
@@ -19,25 +19,19 @@ pub struct Plugin {
 /// The profiler.
 pub const PROFILER: Plugin = Plugin {
     name: "libnccl-profiler-regatta.so",
-    compressed: include_bytes!(concat!(
-        env!("REGATTA_PLUGINS"),
-        "/libnccl_profiler_regatta.so.deflate"
-    )),
+    compressed: regatta_embed::cdylib!("nccl_profiler_regatta"),
 };
 
 /// The tuner.
 pub const TUNER: Plugin = Plugin {
     name: "libnccl-tuner-regatta.so",
-    compressed: include_bytes!(concat!(
-        env!("REGATTA_PLUGINS"),
-        "/libnccl_tuner_regatta.so.deflate"
-    )),
+    compressed: regatta_embed::cdylib!("nccl_tuner_regatta"),
 };
 
 /// The network over libfabric.
 pub const NET: Plugin = Plugin {
     name: "libnccl-net-regatta.so",
-    compressed: include_bytes!(concat!(env!("REGATTA_PLUGINS"), "/libnccl_net_regatta.so.deflate")),
+    compressed: regatta_embed::cdylib!("nccl_net_regatta"),
 };
 
 /// All plug-ins.

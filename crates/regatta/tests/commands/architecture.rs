@@ -4,14 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// All library crates that the binary may use.
-const LIBRARIES: &str = "model discover doctor draw events place wire launch comm measure nccl-tuning observe predict device kernels-cpu kernels-cuda train";
+const LIBRARIES: &str = "model discover doctor draw events place wire launch comm measure nccl-tuning observe predict device kernels-cpu kernels-cuda train embed net profiler tuner";
 
 /// The crates of this workspace that each crate may depend on, outside of tests.
-const ALLOWED_DEPENDENCIES: [(&str, &str); 28] = [
+const ALLOWED_DEPENDENCIES: [(&str, &str); 29] = [
     ("crates/model", ""),
     ("crates/discover", "model"),
     ("crates/doctor", "model discover wire"),
     ("crates/draw", ""),
+    ("crates/embed", ""),
     ("crates/events", ""),
     ("crates/fabric", ""),
     ("crates/place", "model"),
