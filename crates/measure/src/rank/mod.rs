@@ -6,8 +6,6 @@ mod error;
 mod memory;
 mod metadata;
 
-use std::sync::atomic::AtomicBool;
-
 use regatta_comm::{Collectives, Comm, bootstrap, tune};
 use regatta_model::Machine;
 
@@ -16,8 +14,7 @@ pub use self::error::BenchError;
 use crate::collectives::{self, BenchEvent, BenchProgress, MemoryKind, RunConfig};
 use crate::pairs::{self, PairsOptions};
 use crate::request::{BenchRequest, RooflineTest, Workload};
-use crate::roofline;
-use crate::roofline::{copy::CopySettings, disk::DiskSettings, gemm::GemmSettings};
+use crate::roofline::{self, copy, disk, disk::DiskSettings, gemm};
 
 type Result<T = (), E = BenchError> = std::result::Result<T, E>;
 
@@ -112,22 +109,17 @@ fn measure_pairs(comm: &dyn Comm, options: &PairsOptions, on_event: OnEvent<'_>)
 
 /// Measures the roofline of every rank, all at the same time.
 fn measure_roofline(comm: &dyn Comm, test: &RooflineTest, on_event: OnEvent<'_>) -> Result {
-    let stop = AtomicBool::new(false);
     let mut on_progress = |case: roofline::CaseProgress<'_>| {
         on_event(progress(case.name, case.done, case.total));
     };
     comm.barrier()?;
     let rows = match test {
-        RooflineTest::Gemm => {
-            roofline::gemm::measure(&GemmSettings::default(), &stop, &mut on_progress)
-        }
-        RooflineTest::Copy => {
-            roofline::copy::measure(&CopySettings::default(), &stop, &mut on_progress)
-        }
+        RooflineTest::Gemm => gemm::measure(&gemm::settings(), &mut on_progress),
+        RooflineTest::Copy => copy::measure(&copy::settings(), &mut on_progress),
         RooflineTest::Disk { dir, bytes } => {
             let settings =
                 DiskSettings { dir: dir.clone(), bytes: *bytes, ..DiskSettings::default() };
-            roofline::disk::measure(&settings, &stop, &mut on_progress)
+            disk::measure(&settings, &mut on_progress)
         }
     };
     let gathered = roofline::gather(comm, &rows?)?;

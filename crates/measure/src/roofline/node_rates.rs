@@ -5,17 +5,17 @@
 //! slice. The best call of a thread is therefore undisturbed even on busy cores, while the mean shows
 //! what the node can sustain.
 
-use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use regatta_comm::gpu_runtime::Vendor;
 use regatta_model::RooflineKind;
 
-use super::gemm::{self, GemmSettings};
 use super::gpu::{GpuResult, RooflineGpu};
 use super::threads::ThreadKernel;
-use super::{Cases, Result, RooflineError, RooflineRow, TimingOptions, copy};
+use super::{
+    Cases, Result, RooflineError, RooflineRow, RooflineSettings, TimingOptions, copy, gemm,
+};
 
 /// Rows of the matrices of a CPU thread.
 const GEMM_ROWS: usize = 256;
@@ -56,24 +56,8 @@ pub enum NodeTest {
 pub fn cpus(threads: usize, time: Duration) -> Result<Vec<NodeRate>> {
     let flops = 2.0 * (GEMM_ROWS as f64).powi(3);
     let gemm = rate(NodeTest::Gemm, flops, threads, time, || gemm::square(GEMM_ROWS))?;
-    let copies = || Copy { from: Vec::new(), to: Vec::new() };
+    let copies = || copy::copies(COPY_BYTES);
     Ok(vec![gemm, rate(NodeTest::Copy, COPY_BYTES as f64, threads, time, copies)?])
-}
-
-struct Copy {
-    from: Vec<u8>,
-    to: Vec<u8>,
-}
-
-impl ThreadKernel for Copy {
-    fn init(&mut self) {
-        (self.from, self.to) = (vec![1; COPY_BYTES], vec![0; COPY_BYTES]);
-    }
-
-    fn run(&mut self) {
-        self.to.copy_from_slice(&self.from);
-        std::hint::black_box(&mut self.to);
-    }
 }
 
 /// Runs a kernel of `amount` operations on all threads, independently of each other.
@@ -129,14 +113,14 @@ pub fn gpus(vendor: Vendor, count: u32) -> (Vec<NodeRate>, Vec<String>) {
 fn gpu(vendor: Vendor, index: u32) -> GpuResult<Vec<NodeRate>> {
     let [repetition_time, case_time] = [10, 100].map(Duration::from_millis);
     let timing = TimingOptions { max_repetitions: 10, repetition_time, case_time };
-    let stop = AtomicBool::new(false);
     let mut report = |_: super::CaseProgress<'_>| ();
-    let mut cases = Cases::new(&stop, &mut report);
+    let mut cases = Cases::new(&mut report);
     let device = RooflineGpu::open(vendor, index)?;
-    let settings =
-        copy::CopySettings { gpu_sizes: vec![GPU_COPY_BYTES], timing, ..Default::default() };
+    let gpu_sizes = vec![GPU_COPY_BYTES];
+    let settings = RooflineSettings { gpu_sizes, timing, ..copy::settings() };
     copy::measure_gpu(&device, &mut cases, &settings)?;
-    let settings = GemmSettings { gpu_sizes: vec![GPU_GEMM_ROWS], timing, ..Default::default() };
+    let gpu_sizes = vec![GPU_GEMM_ROWS];
+    let settings = RooflineSettings { gpu_sizes, timing, ..gemm::settings() };
     gemm::measure_gpu_bf16(device, &mut cases, &settings)?;
     Ok(cases.into_rows().iter().filter_map(|row| gpu_rate(row, index)).collect())
 }

@@ -11,7 +11,6 @@ mod scratch;
 mod sequential;
 
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use regatta_model::{RateUnit, RooflineKind, units};
@@ -62,14 +61,13 @@ impl DiskSettings {
     }
 }
 
-/// Measures the file system of a directory. Once `stop` is set, returns the rows measured so far.
+/// Measures the file system of a directory.
 pub fn measure(
     settings: &DiskSettings,
-    stop: &AtomicBool,
     report: &mut dyn FnMut(CaseProgress<'_>),
 ) -> Result<Vec<RooflineRow>> {
     let settings = &settings.checked()?;
-    let mut cases = Cases::new(stop, report);
+    let mut cases = Cases::new(report);
     cases.total = sequential::CASES + metadata::CASES;
     sequential::measure(&mut cases, settings)?;
     metadata::measure(&mut cases, settings)?;
