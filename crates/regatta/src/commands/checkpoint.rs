@@ -1,11 +1,10 @@
 //! `regatta checkpoint`: inspect and verify checkpoints; import and export Hugging Face models.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use clap::{Args, Subcommand};
 use regatta_model::{run_folder, units};
 use regatta_predict::shape::ModelShape;
 use regatta_train::checkpoint::huggingface::{self, HuggingFaceError};
@@ -20,73 +19,11 @@ use regatta_train::{load, run_paths};
 use serde_json::json;
 
 use super::runs::no_checkpoint;
+use crate::args::checkpoint::{
+    CheckpointArgs, CheckpointCommand, ExportArgs, FolderArgs, ImportArgs,
+};
 use crate::cli::{ERROR, FAINT, GOOD, HEADING};
 use crate::output;
-
-/// `regatta checkpoint`.
-#[derive(Debug, Args)]
-pub struct CheckpointArgs {
-    /// Action
-    #[command(subcommand)]
-    command: CheckpointCommand,
-}
-
-#[derive(Debug, Subcommand)]
-enum CheckpointCommand {
-    /// Show a checkpoint's step, model, tensors and configuration
-    Show(FolderArgs),
-    /// Check that all tensors are there and that all checksums match; exit 1 on corruption
-    Verify(FolderArgs),
-    /// Convert a Hugging Face GPT-2 or Llama model to a checkpoint: parameters only, step 0
-    Import(ImportArgs),
-    /// Convert a checkpoint to a model that transformers loads
-    Export(ExportArgs),
-}
-
-#[derive(Debug, Args)]
-struct FolderArgs {
-    /// A checkpoint, a folder of checkpoints, or a run folder; the latest checkpoint is used
-    #[arg(value_name = "FOLDER")]
-    folder: PathBuf,
-    /// Print as JSON
-    #[arg(long)]
-    json: bool,
-}
-
-#[derive(Debug, Args)]
-struct ImportArgs {
-    /// Folder with config.json and model.safetensors, or with sharded safetensors and their index
-    #[arg(value_name = "MODEL")]
-    model: PathBuf,
-    /// Folder of checkpoints to write to; not that of a run
-    #[arg(long, value_name = "FOLDER")]
-    to: PathBuf,
-    /// Write to a folder that has a checkpoint, and replace that of an earlier import
-    #[arg(long)]
-    force: bool,
-    /// Print the result as JSON
-    #[arg(long)]
-    json: bool,
-}
-
-#[derive(Debug, Args)]
-struct ExportArgs {
-    /// A checkpoint, a folder of checkpoints, or a run folder; the latest checkpoint is used
-    #[arg(value_name = "FOLDER")]
-    folder: PathBuf,
-    /// Folder to write the model to; not a run folder
-    #[arg(long, value_name = "MODEL")]
-    to: PathBuf,
-    /// Overwrite the files of an earlier export
-    #[arg(long)]
-    force: bool,
-    /// tokenizer.json to include [default: the checkpoint's]
-    #[arg(long, value_name = "FILE")]
-    tokenizer: Option<PathBuf>,
-    /// Print the result as JSON
-    #[arg(long)]
-    json: bool,
-}
 
 /// Runs the command.
 pub fn run(args: &CheckpointArgs) -> Result<ExitCode> {

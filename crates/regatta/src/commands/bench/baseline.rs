@@ -7,8 +7,8 @@ use anyhow::{Context, Result, anyhow};
 use regatta_measure::baseline::{self, Tolerance};
 use regatta_model::{BenchResult, units};
 
-use super::args::TableArgs;
 use super::files;
+use crate::args::bench::TableArgs;
 use crate::cli::{ERROR, GOOD};
 use crate::output;
 

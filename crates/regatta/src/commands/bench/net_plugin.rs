@@ -11,7 +11,7 @@ use regatta_doctor::plugin::PluginKind;
 use regatta_measure::rank::BenchError;
 use regatta_measure::request::Backend;
 
-use super::args::BenchRankArgs;
+use crate::args::bench::BenchRankArgs;
 use crate::commands::launch::nccl_plugins::{NET_VARIABLE, absolute_path, resolve};
 use crate::options::NetPlugin;
 
@@ -25,7 +25,7 @@ const MAX_LEN: u64 = 1 << 30;
 /// backend.
 pub fn apply(ranks: &mut BenchRankArgs, is_rank: bool) -> Result<()> {
     let from_env = || std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
-    let (plugin, origin) = match (&ranks.net_plugin, ranks.backend) {
+    let (plugin, origin) = match (&ranks.plugins.net_plugin, ranks.backend) {
         (Some(plugin), _) => (plugin.clone(), "--net-plugin"),
         (None, Backend::NetPlugin) => {
             let missing = "--backend net-plugin needs --net-plugin PATH, the library under test";
@@ -59,7 +59,7 @@ pub fn apply(ranks: &mut BenchRankArgs, is_rank: bool) -> Result<()> {
     if !uses_nccl {
         ranks.backend = Backend::NetPlugin;
     }
-    ranks.net_plugin = Some(plugin);
+    ranks.plugins.net_plugin = Some(plugin);
     Ok(())
 }
 
@@ -69,7 +69,7 @@ pub fn for_launch(ranks: &BenchRankArgs) -> Option<NetPlugin> {
     let is_known = |plugin: &NetPlugin| {
         matches!((plugin, ranks.backend), (NetPlugin::Path(_), Backend::NetPlugin))
     };
-    ranks.net_plugin.clone().filter(|plugin| !is_known(plugin))
+    ranks.plugins.net_plugin.clone().filter(|plugin| !is_known(plugin))
 }
 
 fn check(path: &Path) -> Result<()> {
@@ -113,7 +113,7 @@ fn check_versions(path: &Path, exported: &[u32]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::bench::args::tests::parse_bench;
+    use crate::cli::tests::parse_bench;
 
     fn applied(options: &str) -> Result<BenchRankArgs> {
         let mut command = parse_bench(format!("all-reduce {options}").split_whitespace())?;
@@ -139,7 +139,7 @@ mod tests {
             let error = format!("{:#}", applied(&options).unwrap_err());
             assert!(error.contains(expected), "{options}: {error}");
         }
-        assert_eq!(applied("--backend tcp").unwrap().net_plugin, None);
+        assert_eq!(applied("--backend tcp").unwrap().plugins.net_plugin, None);
     }
 
     #[test]

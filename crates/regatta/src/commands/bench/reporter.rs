@@ -13,12 +13,12 @@ use regatta_measure::{pairs, roofline};
 use regatta_model::bench::{BenchDevice, BenchSummary, Measurement, PairMatrices, RankRoofline};
 use regatta_model::{BenchResult, BenchRow, BenchTable, document, units};
 
-use super::args::TableArgs;
 use super::baseline::BaselineGate;
 use super::options::BenchOptions;
 use super::plot;
 use super::progress_bar::ProgressBar;
 use super::result_file::ResultFile;
+use crate::args::bench::TableArgs;
 use crate::cli::{ERROR, FAINT};
 use crate::commands::rank_events::EventReporter;
 use crate::commands::reporter_output::ReporterOutput;
@@ -333,8 +333,9 @@ mod tests {
     use regatta_launch::channel;
     use regatta_launch::status::JobObserver as _;
 
-    use super::super::{args::tests::parse_bench, options};
+    use super::super::options;
     use super::*;
+    use crate::cli::tests::parse_bench;
     use crate::commands::rank_events::RankEvents;
 
     /// Finishes a run with one row after this frame from rank 0.

@@ -8,7 +8,7 @@ use regatta_train::data::prepare::{self, PreparedMeta};
 use regatta_train::data::{Prepared, TokenFile, Tokenizer, open};
 use serde::Serialize;
 
-use super::args::ShowArgs;
+use crate::args::data::ShowArgs;
 use crate::cli::{FAINT, GOOD, HEADING};
 use crate::output;
 

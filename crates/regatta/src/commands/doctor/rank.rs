@@ -17,7 +17,8 @@ use regatta_measure::roofline::node_rates::{self, NodeRate, NodeTest};
 use regatta_measure::roofline::rank_threads;
 use regatta_model::{GpuVendor, Machine};
 
-use crate::commands::plugin::{LOAD_LIMIT, load_library};
+use crate::args::plugin::LOAD_LIMIT;
+use crate::commands::plugin::load_library;
 use crate::commands::rank_worker::RankContext;
 
 /// Bytes of the write test of a file system.

@@ -5,29 +5,19 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use clap::Args;
 use regatta_doctor::collect::{self, LoadedPlugin};
 use regatta_doctor::plugin::LoadResult;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// Time limit of the initialisers by default.
-pub const LOAD_LIMIT: Duration = Duration::from_secs(10);
+use crate::args::plugin::LoadLibraryArgs;
+
 /// Interval at which the child process is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-
-/// `regatta plugin load-library`.
-#[derive(Debug, Args)]
-pub struct LoadLibraryArgs {
-    /// Library to load
-    path: PathBuf,
-    /// Symbols of tables whose names are read
-    symbols: Vec<String>,
-}
 
 /// Loads the library in this process. Writes the loader's error, `null` if there is none, then the names
 /// of the tables, each a line of JSON.

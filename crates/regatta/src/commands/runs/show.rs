@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use clap::Args;
 use regatta_model::result::RunResult;
 use regatta_model::{run_folder, units};
 use regatta_observe::read::{Run, RunSummary, last_launch};
@@ -11,22 +10,10 @@ use regatta_train::config::{Config, KEYS, MAX_CONFIG_BYTES};
 use regatta_train::{regular_file, run_paths};
 use serde::Serialize;
 
-use super::{RootArgs, start_time, state_style};
+use super::{start_time, state_style};
+use crate::args::runs::ShowArgs;
 use crate::cli::{FAINT, HEADING};
 use crate::output;
-
-/// `regatta runs show`.
-#[derive(Debug, Args)]
-pub struct ShowArgs {
-    /// A run folder, or its name in the folder of --root
-    #[arg(value_name = "RUN")]
-    run: PathBuf,
-    #[command(flatten)]
-    root: RootArgs,
-    /// Print as JSON
-    #[arg(long)]
-    json: bool,
-}
 
 /// A run in detail.
 #[derive(Debug, Serialize)]
