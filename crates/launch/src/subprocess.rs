@@ -40,7 +40,7 @@ pub struct Captured {
 
 /// Runs a command without input, and kills it after `timeout`.
 pub fn capture<A: AsRef<OsStr>>(
-    program: &str,
+    program: impl AsRef<OsStr>,
     args: &[A],
     timeout: Duration,
 ) -> io::Result<Captured> {
