@@ -43,8 +43,7 @@ pub fn run(request: &BenchRequest, node: &NodeContext<'_>, on_event: OnEvent<'_>
     on_event(BenchEvent::Started(Box::new(metadata)));
     match &request.workload {
         Workload::Collectives { config, register, .. } => {
-            let config = on_device_or_host(&connection, config, *register);
-            measure_collectives(&connection, config, node, on_event)?;
+            measure_collectives(&connection, config, *register, node, on_event)?;
         }
         Workload::Pairs(options) => measure_pairs(comm, options, on_event)?,
         Workload::Roofline(test) => measure_roofline(comm, test, on_event)?,
@@ -68,23 +67,20 @@ impl Workload {
     }
 }
 
-/// The configuration with the memory of the buffers.
-fn on_device_or_host(connection: &Connection, config: &RunConfig, register: bool) -> RunConfig {
+/// Measures collectives over the size range.
+fn measure_collectives(
+    connection: &Connection,
+    config: &RunConfig,
+    register: bool,
+    node: &NodeContext<'_>,
+    on_event: OnEvent<'_>,
+) -> Result {
     let memory = match (connection.device, register) {
         (Some(_), _) => MemoryKind::Device,
         (None, false) => MemoryKind::Heap,
         (None, true) => MemoryKind::Registered,
     };
-    RunConfig { memory, ..config.clone() }
-}
-
-/// Measures collectives over the size range.
-fn measure_collectives(
-    connection: &Connection,
-    mut config: RunConfig,
-    node: &NodeContext<'_>,
-    on_event: OnEvent<'_>,
-) -> Result {
+    let mut config = RunConfig { memory, ..config.clone() };
     if let Some(note) = memory::drop_too_large(connection, &mut config.sizes, node)? {
         on_event(BenchEvent::Note(note));
     }
@@ -100,7 +96,7 @@ fn progress(task: &str, done: usize, total: usize) -> BenchEvent {
 fn measure_pairs(comm: &dyn Comm, options: &PairsOptions, on_event: OnEvent<'_>) -> Result {
     let mut on_progress = |done, total| on_event(progress("pairs of ranks", done, total));
     if let Some(mut pairs) = pairs::measure(comm, options, &mut on_progress)? {
-        let findings = pairs::diagnose(&pairs, &options.thresholds);
+        let findings = pairs::diagnose(&pairs);
         pairs.findings = findings.iter().map(ToString::to_string).collect();
         on_event(BenchEvent::Pairs(Box::new(pairs)));
     }
@@ -122,9 +118,8 @@ fn measure_roofline(comm: &dyn Comm, test: &RooflineTest, on_event: OnEvent<'_>)
             disk::measure(&settings, &mut on_progress)
         }
     };
-    let gathered = roofline::gather(comm, &rows?)?;
+    let all = roofline::gather(comm, &rows?)?;
     if comm.rank() == 0 {
-        let all = roofline::to_rooflines(gathered, |rank| comm.peer(rank).host);
         on_event(BenchEvent::Rooflines(all));
     }
     Ok(())

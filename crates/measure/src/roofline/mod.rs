@@ -18,7 +18,7 @@ mod timing;
 
 use std::path::PathBuf;
 
-pub use gather::{gather, to_rooflines};
+pub use gather::gather;
 pub use regatta_model::RooflineRow;
 pub use timing::TimingOptions;
 
@@ -83,9 +83,9 @@ pub enum RooflineError {
          to fewer CPUs"
     )]
     Threads { threads: usize, source: std::io::Error },
-    /// An invalid setting.
-    #[error("{message}")]
-    InvalidSetting { message: String },
+    /// A file without bytes has no bandwidth.
+    #[error("invalid file size 0: at least 1 byte is required")]
+    EmptyFile,
 }
 
 type Result<T = (), E = RooflineError> = std::result::Result<T, E>;

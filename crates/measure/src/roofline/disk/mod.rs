@@ -48,13 +48,8 @@ impl Default for DiskSettings {
 impl DiskSettings {
     /// Validates the settings and canonicalises the directory.
     fn checked(&self) -> Result<Self> {
-        let invalid = match (self.bytes, self.files) {
-            (0, _) => Some("invalid file size 0: at least 1 byte is required"),
-            (_, 0) => Some("invalid number of files 0: at least 1 is required"),
-            _ => None,
-        };
-        if let Some(message) = invalid {
-            return Err(RooflineError::InvalidSetting { message: message.to_owned() });
+        if self.bytes == 0 {
+            return Err(RooflineError::EmptyFile);
         }
         let error = |error| scratch::io_error("use directory", &self.dir, &self.dir, error);
         Ok(Self { dir: self.dir.canonicalize().map_err(error)?, ..self.clone() })

@@ -31,13 +31,8 @@ impl GpuGemm {
         self.dtypes().count() * settings.gpu_sizes.len()
     }
 
-    /// Measures all types and sizes.
-    pub(super) fn measure(&self, cases: &mut Cases<'_>, settings: &RooflineSettings) -> GpuResult {
-        self.measure_dtypes(cases, settings, &GemmType::ALL)
-    }
-
     /// Measures those of the types that the GPU supports.
-    pub(super) fn measure_dtypes(
+    pub(super) fn measure(
         &self,
         cases: &mut Cases<'_>,
         settings: &RooflineSettings,

@@ -12,7 +12,7 @@ fn measured(gemm_calls: i64) -> (Vec<RooflineRow>, Option<String>) {
     let (device, blas) = fake::device(gemm_calls);
     let mut report = |_: super::super::CaseProgress<'_>| ();
     let mut cases = Cases::new(&mut report);
-    let found = GpuGemm { blas, device }.measure(&mut cases, &settings(vec![4, 8]));
+    let found = GpuGemm { blas, device }.measure(&mut cases, &settings(vec![4, 8]), &GemmType::ALL);
     (cases.into_rows(), found.err().map(|error| error.to_string()))
 }
 

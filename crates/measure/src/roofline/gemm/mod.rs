@@ -32,7 +32,7 @@ pub fn measure(
     cpu::measure::<f32>(&mut cases, settings, &counts)?;
     cpu::measure::<f64>(&mut cases, settings, &counts)?;
     if let Some(device) = device {
-        let done = device.measure(&mut cases, settings);
+        let done = device.measure(&mut cases, settings, &GemmType::ALL);
         cases.device(done.map(Some));
     }
     Ok(cases.into_rows())
@@ -49,7 +49,7 @@ pub(super) fn measure_gpu_bf16(
     cases: &mut Cases<'_>,
     settings: &RooflineSettings,
 ) -> GpuResult {
-    gpu::GpuGemm::open(device)?.measure_dtypes(cases, settings, &[GemmType::Bf16])
+    gpu::GpuGemm::open(device)?.measure(cases, settings, &[GemmType::Bf16])
 }
 
 /// The row of products of `size` × `size` matrices.

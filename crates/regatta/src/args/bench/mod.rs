@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use regatta_measure::baseline::Tolerance;
-use regatta_measure::collectives::parse_size;
+use regatta_measure::collectives::{operations, parse_size};
 use regatta_measure::request::Backend;
 use regatta_model::Operation;
 use regatta_nccl_tuning::fit::MIN_ROUNDS;
@@ -84,7 +84,7 @@ impl BenchCommand {
             Self::Gather(args) => (Operation::Gather, args),
             Self::Scatter(args) => (Operation::Scatter, args),
             Self::SendRecv(args) => (Operation::SendRecv, args),
-            Self::All(args) => return Some((ALL.to_vec(), args)),
+            Self::All(args) => return Some((operations().collect(), args)),
             _ => return None,
         };
         Some((vec![operation], args))
@@ -107,19 +107,6 @@ impl BenchCommand {
         }
     }
 }
-
-/// The operations of `all`.
-const ALL: [Operation; 9] = [
-    Operation::AllReduce,
-    Operation::AllGather,
-    Operation::ReduceScatter,
-    Operation::Broadcast,
-    Operation::Reduce,
-    Operation::AllToAll,
-    Operation::Gather,
-    Operation::Scatter,
-    Operation::SendRecv,
-];
 
 /// Arguments of a collective benchmark.
 #[derive(Debug, Clone, Args)]
@@ -215,8 +202,8 @@ pub struct DiskArgs {
 #[derive(Debug, Clone, Args)]
 pub struct OutlierArgs {
     /// Report ranks slower than the median of all ranks by more than this
-    #[arg(long, value_name = "PERCENT", default_value = "10%", value_parser = parse_percent)]
-    pub slower_than: f64,
+    #[arg(long, value_name = "PERCENT", default_value = "10%")]
+    pub slower_than: Tolerance,
 }
 
 /// Which ranks to launch.
@@ -256,7 +243,7 @@ const NET_PLUGIN: &str = "Benchmark this network plug-in of NCCL, without a GPU 
                           `regatta`, the libfabric plug-in of this program, or the path of a library";
 
 /// Values of `--backend`.
-const BACKENDS: [NamedValue<Backend>; 7] = [
+pub const BACKENDS: [NamedValue<Backend>; 7] = [
     ("auto", Backend::Auto, "NCCL or RCCL if every rank has a GPU and the library, else host"),
     (
         "host",
@@ -311,12 +298,6 @@ pub struct TableArgs {
     #[arg(long, value_name = "FILE")]
     pub baseline: Option<PathBuf>,
     /// Allowed regression against the baseline
-    #[arg(long, value_name = "PERCENT", default_value = "10%", requires = "baseline", value_parser = parse_percent)]
-    pub tolerance: f64,
-}
-
-/// Parses a percentage to a fraction.
-fn parse_percent(text: &str) -> Result<f64, &'static str> {
-    let tolerance = text.parse().map_err(|_| "expected 0% to 100%, such as 10%");
-    tolerance.map(|Tolerance { fraction }| fraction)
+    #[arg(long, value_name = "PERCENT", default_value = "10%", requires = "baseline")]
+    pub tolerance: Tolerance,
 }

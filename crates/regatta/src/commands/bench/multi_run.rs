@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use regatta_comm::bootstrap;
 use regatta_launch::signal_catcher;
-use regatta_measure::request::{Backend, BenchRequest};
+use regatta_measure::request::BenchRequest;
 use regatta_measure::sweep::Sweep;
 use regatta_measure::{scaling, sweep, write};
 use regatta_model::units::pluralize;
@@ -17,7 +17,7 @@ use super::case::{BenchCase, lock};
 use super::parent::BenchLaunch;
 use super::reporter::{OutputFormat, table_layout};
 use super::{files, plot, tune_nccl};
-use crate::args::bench::CollectiveArgs;
+use crate::args::bench::{BACKENDS, CollectiveArgs};
 use crate::cli::HEADING;
 use crate::commands::launch::{new_run_id, run_dir_or_new};
 use crate::output;
@@ -103,7 +103,7 @@ fn check_backend(sweep: &Sweep, result: &BenchResult) -> Result<()> {
 
 /// Whether a backend, by its name in a result, reads variables of NCCL.
 fn reads_nccl_variables(name: &str) -> bool {
-    Backend::ALL.iter().any(|backend| backend.name() == name && backend.reads_nccl_variables())
+    BACKENDS.iter().any(|(own, backend, _)| *own == name && backend.reads_nccl_variables())
 }
 
 fn ignored_variable(variable: &str, backend: &str) -> String {

@@ -10,6 +10,7 @@ use regatta_doctor::collect::read_plugin;
 use regatta_doctor::plugin::PluginKind;
 use regatta_measure::rank::BenchError;
 use regatta_measure::request::Backend;
+use regatta_train::regular_file;
 
 use crate::args::bench::BenchRankArgs;
 use crate::commands::launch::nccl_plugins::{NET_VARIABLE, absolute_path, resolve};
@@ -78,12 +79,8 @@ fn check(path: &Path) -> Result<()> {
 
 /// The versions of the net interface that a library exports, without loading it.
 fn net_versions(path: &Path) -> Result<Vec<u32>> {
-    let cannot_read = || format!("cannot read {}", path.display());
-    let about = std::fs::metadata(path).with_context(cannot_read)?;
-    if !about.is_file() || about.len() > MAX_LEN {
-        bail!("{} is not a library", path.display());
-    }
-    let file = std::fs::read(path).with_context(cannot_read)?;
+    let file = regular_file::read(path, MAX_LEN);
+    let file = file.with_context(|| format!("cannot read {}", path.display()))?;
     let loader = Loader::new(&Sysroot::live(), &Env::from_process(), host_machine());
     let facts = read_plugin(&loader, &path.to_string_lossy(), &file, host_machine());
     match facts.load.reason() {

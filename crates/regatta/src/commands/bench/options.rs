@@ -84,7 +84,7 @@ fn roofline(test: RooflineTest, args: &RooflineArgs) -> BenchOptions<'_> {
         output,
         table: None,
         tuning_file: None,
-        outlier_tolerance: outliers.slower_than,
+        outlier_tolerance: outliers.slower_than.fraction,
     }
 }
 
