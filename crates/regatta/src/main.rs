@@ -11,6 +11,7 @@ mod plot_file;
 mod plugins;
 mod shell;
 mod system;
+mod table;
 
 use std::process::ExitCode;
 

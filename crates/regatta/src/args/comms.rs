@@ -18,7 +18,7 @@ pub struct CommsArgs {
     pub attempt: Option<Attempts>,
     /// Show this many ranks, those that others waited for longest first, or `all`
     #[arg(long, value_name = "COUNT", value_parser = rank_count, default_value = "8")]
-    pub ranks: RankCount,
+    pub ranks: usize,
     /// Show the last collective of each rank while the job runs, from the status files
     #[arg(long, conflicts_with_all = ["csv", "plot", "trace"])]
     pub status: bool,
@@ -42,10 +42,6 @@ pub struct CommsArgs {
     #[arg(long, value_name = "SECONDS", requires = "trace", value_parser = seconds(), help_heading = "Output")]
     pub to: Option<f64>,
 }
-
-/// How many ranks to show.
-#[derive(Debug, Clone, Copy)]
-pub struct RankCount(pub usize);
 
 /// Examples in the help.
 pub const EXAMPLES: &str = "\
@@ -74,13 +70,10 @@ fn attempts(text: &str) -> Result<Attempts, String> {
     }
 }
 
-fn rank_count(text: &str) -> Result<RankCount, String> {
+fn rank_count(text: &str) -> Result<usize, String> {
     match text {
-        "all" => Ok(RankCount(usize::MAX)),
-        number => {
-            let parsed = number.parse().map(RankCount);
-            parsed.map_err(|_| "expected a number, or `all`".to_owned())
-        }
+        "all" => Ok(usize::MAX),
+        number => number.parse().map_err(|_| "expected a number, or `all`".to_owned()),
     }
 }
 

@@ -10,8 +10,7 @@ use regatta_predict::shape::ModelShape;
 use regatta_train::checkpoint::huggingface::{self, HuggingFaceError};
 use regatta_train::checkpoint::manifest::{Manifest, ShardCounts};
 use regatta_train::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointMeta, SPLIT, Shard, State, StateTensor, Writer,
-    has_checkpoint,
+    Checkpoint, CheckpointMeta, SPLIT, Shard, State, StateTensor, Writer, has_checkpoint,
 };
 use regatta_train::data::Tokenizer;
 use regatta_train::training::TOKENIZER;
@@ -202,21 +201,11 @@ fn import_tokenizer(model: &Path, to: &Path) -> Result<Option<Tokenizer>> {
     Ok(Some(tokenizer))
 }
 
-/// An error of the checkpoint or of the model.
-#[derive(Debug, thiserror::Error)]
-enum ExportError {
-    #[error(transparent)]
-    Model(#[from] HuggingFaceError),
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
-}
-
 fn export(args: &ExportArgs) -> Result<()> {
     let checkpoint = find(&args.folder)?;
     let shape = &checkpoint.meta().shape;
-    let mut read = |name: &str| -> Result<_, ExportError> {
-        Ok(checkpoint.read_whole(name, StateTensor::Parameter)?)
-    };
+    let mut read =
+        |name: &str| -> Result<_> { Ok(checkpoint.read_whole(name, StateTensor::Parameter)?) };
     let tokenizer = export_tokenizer(args, &checkpoint)?;
     huggingface::export(&args.to, shape, &mut read, tokenizer.as_ref(), args.force)?;
     report(args.json, "model", &args.to, shape)
@@ -229,8 +218,6 @@ fn export_tokenizer(args: &ExportArgs, checkpoint: &Checkpoint) -> Result<Option
 }
 
 fn report(json: bool, what: &str, path: &Path, shape: &ModelShape) -> Result<()> {
-    output::print(&match json {
-        true => format!("{}\n", json!({ what: path, "shape": shape })),
-        false => format!("{}: {}\n", path.display(), describe(shape)),
-    })
+    let to_json = || output::json_line(&json!({ what: path, "shape": shape }));
+    output::print_report(json, to_json, || format!("{}: {}\n", path.display(), describe(shape)))
 }

@@ -129,10 +129,7 @@ pub fn run(args: &EvalArgs) -> Result<()> {
         seconds,
         tokens_per_second: found.tokens as f64 / seconds.max(f64::MIN_POSITIVE),
     };
-    output::print(&match args.json {
-        true => serde_json::to_string(&report)? + "\n",
-        false => text(&report),
-    })
+    output::print_report(args.json, || output::json_line(&report), || text(&report))
 }
 
 /// Total loss in bits per unit of text.

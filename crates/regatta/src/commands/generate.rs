@@ -52,7 +52,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     let model = from.display().to_string();
     if args.json {
         let report = GenerateReport { model, step, prompt: &prompt, text: &text, tokens, seconds };
-        output::print(&(serde_json::to_string(&report)? + "\n"))?;
+        output::print(&output::json_line(&report)?)?;
     } else if Stream::Stdout.is_terminal() {
         let speed = tokens as f64 / seconds.max(f64::MIN_POSITIVE);
         let step = step.map_or_else(String::new, |step| format!(" at step {step}"));

@@ -7,13 +7,13 @@ mod show;
 use std::path::Path;
 
 use anyhow::Result;
-use regatta_draw::table;
 use regatta_model::run_folder::ROOT;
 use regatta_model::units;
 
 use crate::args::runs::{ListArgs, RunsArgs, RunsCommand};
-use crate::cli::{ERROR, FAINT, GOOD, WARNING};
+use crate::cli::{ERROR, GOOD, WARNING};
 use crate::output;
+use crate::table::with_states;
 use regatta_observe::read::{Run, RunState, RunSummary};
 
 /// Runs the command.
@@ -29,7 +29,7 @@ fn list(args: &ListArgs) -> Result<()> {
     let root = &args.root.root;
     let runs = find(root)?;
     if args.json {
-        return output::print(&(serde_json::to_string_pretty(&runs)? + "\n"));
+        return output::print(&output::json_lines(&runs)?);
     }
     if runs.is_empty() {
         let root = root.display();
@@ -67,16 +67,8 @@ fn table(runs: &[RunSummary]) -> String {
     };
     let rows: Vec<Vec<String>> = runs.iter().map(row).collect();
     let header = ["run", "kind", "state", "start (UTC)", "step", "loss", "val", "size"];
-    let text = table::align(&header, &rows, &[0, 1, 2, 3]);
-    let (header, lines) = text.split_once('\n').unwrap_or((&text, ""));
-    let colored = runs.iter().zip(lines.lines()).map(|(run, line)| colored(run.state, line));
-    format!("{FAINT}{header}{FAINT:#}\n{}", colored.collect::<String>())
-}
-
-/// A line with the state in its colour.
-fn colored(state: RunState, line: &str) -> String {
-    let (style, name) = (state_style(state), state.name());
-    line.replacen(&format!("  {name}"), &format!("  {style}{name}{style:#}"), 1) + "\n"
+    let states = runs.iter().map(|run| (run.state.name(), state_style(run.state)));
+    with_states(&header, &rows, &[0, 1, 2, 3], states)
 }
 
 fn state_style(state: RunState) -> anstyle::Style {

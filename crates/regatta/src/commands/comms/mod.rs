@@ -60,7 +60,7 @@ pub fn run(args: &CommsArgs) -> Result<ExitCode> {
         _ if args.trace.as_deref() == Some(Path::new("-")) => {}
         (true, _) => output::print_raw(&document::to_json(&report)?)?,
         (_, true) => output::print_raw(&csv::csv(&report))?,
-        _ => output::print(&render::render(&report, args.ranks.0))?,
+        _ => output::print(&render::render(&report, args.ranks))?,
     }
     if args.csv {
         report.warnings.iter().for_each(output::warn);

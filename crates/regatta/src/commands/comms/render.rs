@@ -3,13 +3,14 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use regatta_draw::table;
+use regatta_draw::table::format_value;
+use regatta_draw::text::sanitize;
 use regatta_model::units::{format_bytes, format_elapsed, format_time, pluralize};
 use regatta_observe::comms::CommsReport;
 use regatta_observe::comms::report::{CommunicatorRow, InFlight, RankRow, SizeRow, Summary};
 
 use crate::cli::{FAINT, HEADING, WARNING};
-use regatta_draw::text::{sanitize, truncate};
+use crate::table::{self, with_faint_header};
 
 /// Most communicators and operations without an end in the tables.
 const MAX_ROWS: usize = 16;
@@ -64,20 +65,16 @@ fn section(
     if rows.is_empty() {
         return String::new();
     }
-    let table = table::align(header, rows, left);
-    let (first, rest) = table.split_once('\n').unwrap_or((&table, ""));
+    let table = with_faint_header(header, rows, left);
     let more = match more {
         0 => String::new(),
         more => format!("{FAINT}... and {more} more{FAINT:#}\n"),
     };
-    format!("\n{HEADING}{heading}{HEADING:#}\n{FAINT}{first}{FAINT:#}\n{rest}{more}")
+    format!("\n{HEADING}{heading}{HEADING:#}\n{table}{more}")
 }
 
 fn cell(text: &str) -> String {
-    match text {
-        "" => "-".to_owned(),
-        text => truncate(&sanitize(text), MAX_CELL, '~'),
-    }
+    table::cell(text, MAX_CELL)
 }
 
 fn known<T>(value: Option<T>, format: impl Fn(T) -> String) -> String {
@@ -135,9 +132,9 @@ fn histogram(rows: &[SizeRow]) -> String {
             micros(row.mean_us),
             micros(row.median_us),
             micros(row.p99_us),
-            table::format_value(row.algbw_gb_s),
-            table::format_value(row.busbw_gb_s),
-            table::format_value(transfer.and_then(|transfer| transfer.busbw_gb_s)),
+            format_value(row.algbw_gb_s),
+            format_value(row.busbw_gb_s),
+            format_value(transfer.and_then(|transfer| transfer.busbw_gb_s)),
             variant(row),
         ]
     };

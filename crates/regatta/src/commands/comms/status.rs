@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
-use regatta_draw::table;
 use regatta_events::operation::{Communicator, OperationKind};
 use regatta_events::status::{CommunicatorStatus, CurrentOperation, Status};
 use regatta_model::units::{format_elapsed, pluralize};
@@ -14,8 +13,7 @@ use regatta_observe::read::comms::read_status;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::FAINT;
-use crate::output;
-use regatta_draw::text::{sanitize, truncate};
+use crate::{output, table};
 
 /// Width of a cell with a name.
 const MAX_CELL: usize = 32;
@@ -85,16 +83,14 @@ pub fn run(paths: &[PathBuf], attempts: Attempts, json: bool) -> Result<bool> {
         Attempts::One(attempt) => row.attempt == attempt,
     });
     report.rows.sort_by_key(|row| (row.attempt, row.rank, row.pid));
-    match json {
-        true => output::print_raw(&document::to_json(&report)?)?,
-        false => output::print(&render(&report))?,
-    }
+    output::print_report(json, || Ok(document::to_json(&report)?), || render(&report))?;
     Ok(!report.rows.is_empty())
 }
 
 /// A row per communicator; one without a communicator if there is none.
 fn rows(status: &Status, now: u64) -> Vec<StatusRow> {
-    let since = |time: u64| now.saturating_sub(time) as f64 / 1e9;
+    let seconds = |later: u64, earlier: u64| later.saturating_sub(earlier) as f64 / 1e9;
+    let since = |time: u64| seconds(now, time);
     // The host clock of another host cannot be read: its real time at the status is known.
     let age = |host_time: u64| since(status.realtime) + seconds(status.host_time, host_time);
     let process = || StatusRow {
@@ -125,10 +121,6 @@ fn rows(status: &Status, now: u64) -> Vec<StatusRow> {
     }
 }
 
-fn seconds(later: u64, earlier: u64) -> f64 {
-    later.saturating_sub(earlier) as f64 / 1e9
-}
-
 fn label(communicator: &Communicator) -> String {
     match communicator.name.is_empty() {
         true => format!("0x{:x}", communicator.id),
@@ -153,10 +145,7 @@ fn kind_name(kind: OperationKind) -> String {
 }
 
 fn render(report: &StatusReport) -> String {
-    let cell = |text: &str| match text {
-        "" => "-".to_owned(),
-        text => truncate(&sanitize(text), MAX_CELL, '~'),
-    };
+    let cell = |text: &str| table::cell(text, MAX_CELL);
     let row = |row: &StatusRow| {
         let (current, age) = match (&row.current, row.ended) {
             (Some(current), _) => {
@@ -190,13 +179,12 @@ fn render(report: &StatusReport) -> String {
         "in flight",
         "for",
     ];
-    let table = table::align(&header, &rows, &[1, 2, 3, 7]);
-    let (first, rest) = table.split_once('\n').unwrap_or((&table, ""));
+    let table = table::with_faint_header(&header, &rows, &[1, 2, 3, 7]);
     let unreadable = match report.unreadable.len() {
         0 => String::new(),
         count => {
             format!("{FAINT}{} without a complete status{FAINT:#}\n", pluralize(count, "file"))
         }
     };
-    format!("{FAINT}{first}{FAINT:#}\n{rest}{unreadable}")
+    table + &unreadable
 }

@@ -41,10 +41,8 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
         output::write_file(path, &document::to_json(&facts)?)?;
     }
     let diagnosis = judge(&facts, &skip);
-    match args.json {
-        true => output::print(&document::to_json(&diagnosis)?)?,
-        false => output::print(&render(&diagnosis, args.verbose))?,
-    }
+    let to_json = || Ok(document::to_json(&diagnosis)?);
+    output::print_report(args.json, to_json, || render(&diagnosis, args.verbose))?;
     Ok(exit_code(&diagnosis))
 }
 

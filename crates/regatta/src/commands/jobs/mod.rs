@@ -123,15 +123,11 @@ fn read_records() -> Vec<JobRecord> {
 }
 
 fn read_record(file: &Path) -> Option<JobRecord> {
-    let text = regular_file::read_to_string(file, MAX_RECORD_BYTES);
-    let record = text.map_err(|error| error.to_string());
-    match record.and_then(|text| document::from_json(&text).map_err(|error| error.to_string())) {
-        Ok(record) => Some(record),
-        Err(error) => {
-            output::note(&format!("{}: {error}", file.display()));
-            None
-        }
-    }
+    let read = || -> Result<JobRecord> {
+        Ok(document::from_json(&regular_file::read_to_string(file, MAX_RECORD_BYTES)?)?)
+    };
+    let note = |error: &_| output::note(&format!("{}: {error}", file.display()));
+    read().inspect_err(note).ok()
 }
 
 /// The records that the words name, or all.

@@ -1,59 +1,44 @@
 //! The table of jobs.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use anstyle::Style;
 use regatta_discover::job_state::JobState;
 use regatta_draw::escapes::keep_colours;
-use regatta_draw::table;
 use regatta_observe::read::Progress;
 
-use super::{JobEntry, TaskEntry};
+use super::{EntryStatus, JobEntry, TaskEntry};
 use crate::cli::{ERROR, FAINT, GOOD, WARNING};
+use crate::table::with_states;
 
 /// One line per job, and per task of an array if `with_tasks`.
 pub fn table(jobs: &[JobEntry], with_tasks: bool) -> String {
-    let tasks = |job: &'_ JobEntry| match with_tasks {
-        true => job.tasks.iter().map(|task| (task.status.state, task_row(job, task))).collect(),
-        false => Vec::new(),
-    };
-    let rows: Vec<(Option<JobState>, Vec<String>)> = jobs
-        .iter()
-        .flat_map(|job| [vec![(job.status.state, job_row(job))], tasks(job)].concat())
-        .collect();
+    let mut rows: Vec<(Option<JobState>, Vec<String>)> = Vec::new();
+    for job in jobs {
+        let run = job.status.run_folder.as_ref().unwrap_or(&job.record.folder);
+        rows.push((job.status.state, row(&job.record.id, job, &job.status, Some(run))));
+        for TaskEntry { id, status, .. } in job.tasks.iter().filter(|_| with_tasks) {
+            rows.push((status.state, row(id, job, status, status.run_folder.as_ref())));
+        }
+    }
     let (states, rows): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
     let header = ["job", "name", "state", "nodes", "elapsed", "limit", "progress", "run", "reason"];
-    let text = table::align(&header, &rows, &[0, 1, 2, 6, 7, 8]);
-    let (header, lines) = text.split_once('\n').unwrap_or((&text, ""));
-    let lines = states.into_iter().zip(lines.lines()).map(|(state, line)| colored(state, line));
-    format!("{FAINT}{header}{FAINT:#}\n{}", lines.collect::<String>())
+    let states = states.into_iter().map(|state| (state_name(state), style(state)));
+    with_states(&header, &rows, &[0, 1, 2, 6, 7, 8], states)
 }
 
-fn job_row(job: &JobEntry) -> Vec<String> {
-    let run = job.status.run_folder.as_ref().unwrap_or(&job.record.folder);
+/// The row of a job or of one of its tasks.
+fn row(id: &str, job: &JobEntry, status: &EntryStatus, run: Option<&PathBuf>) -> Vec<String> {
     vec![
-        job.record.id.clone(),
+        id.to_owned(),
         job.record.name.clone(),
-        state_name(job.status.state).to_owned(),
+        state_name(status.state).to_owned(),
         job.record.nodes.to_string(),
-        shown_clock(job.status.elapsed),
-        shown_clock(job.status.limit),
-        job.status.progress.as_ref().map_or("-".to_owned(), format_progress),
-        shown_path(run),
-        shown_reason(job.status.exit_code, job.status.reason.as_deref()),
-    ]
-}
-
-fn task_row(job: &JobEntry, task: &TaskEntry) -> Vec<String> {
-    vec![
-        task.id.clone(),
-        job.record.name.clone(),
-        state_name(task.status.state).to_owned(),
-        job.record.nodes.to_string(),
-        shown_clock(task.status.elapsed),
-        shown_clock(task.status.limit),
-        task.status.progress.as_ref().map_or("-".to_owned(), format_progress),
-        task.status.run_folder.as_deref().map_or("-".to_owned(), shown_path),
-        shown_reason(task.status.exit_code, task.status.reason.as_deref()),
+        shown_clock(status.elapsed),
+        shown_clock(status.limit),
+        status.progress.as_ref().map_or("-".to_owned(), format_progress),
+        run.map_or("-".to_owned(), |run| shown_path(run)),
+        shown_reason(status.exit_code, status.reason.as_deref()),
     ]
 }
 
@@ -72,16 +57,13 @@ fn state_name(state: Option<JobState>) -> &'static str {
     state.map_or("unknown", JobState::name)
 }
 
-/// A line with the state in its colour.
-fn colored(state: Option<JobState>, line: &str) -> String {
-    let style = match state {
+fn style(state: Option<JobState>) -> Style {
+    match state {
         Some(JobState::Running | JobState::Completed) => GOOD,
         Some(JobState::Failed | JobState::TimedOut) => ERROR,
         Some(JobState::Suspended | JobState::Cancelled) => WARNING,
         Some(JobState::Pending) | None => FAINT,
-    };
-    let name = state_name(state);
-    line.replacen(&format!("  {name}"), &format!("  {style}{name}{style:#}"), 1) + "\n"
+    }
 }
 
 /// `1:05:00`, or with days `2-01:05:00`, as Slurm shows it.

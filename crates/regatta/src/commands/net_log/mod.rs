@@ -27,10 +27,7 @@ pub fn run(args: &NetLogArgs) -> Result<ExitCode> {
         add(&mut log, path)?;
     }
     let report = report(&log, args.require.as_ref());
-    match args.json {
-        true => output::print(&document::to_json(&report)?)?,
-        false => output::print(&render(&report))?,
-    }
+    output::print_report(args.json, || Ok(document::to_json(&report)?), || render(&report))?;
     let failed = report.records == 0 || failed_requirement(&report);
     debug_assert!(report.records > 0 || report.level == Level::Unknown);
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })

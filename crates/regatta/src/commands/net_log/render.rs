@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write;
 
 use anstyle::Style;
-use regatta_draw::table;
 use regatta_model::units::pluralize;
 use regatta_observe::net_log::NetReport;
 use regatta_observe::net_log::report::{Finding, Level, RankReport, describe_ranks};
 
 use crate::cli::{ERROR, FAINT, GOOD, HEADING, WARNING};
+use crate::table::with_faint_header;
 use regatta_draw::text::{sanitize, truncate};
 
 /// Most groups in the table.
@@ -86,13 +86,12 @@ fn groups(report: &NetReport) -> String {
     };
     let rows: Vec<Vec<String>> = report.groups.iter().take(MAX_GROUPS).map(row).collect();
     let header = ["ranks", "count", "hosts", "between nodes", "GPUDirect RDMA", "inside the node"];
-    let table = table::align(&header, &rows, &[0, 2, 3, 4, 5]);
-    let (first, rest) = table.split_once('\n').unwrap_or((&table, ""));
+    let table = with_faint_header(&header, &rows, &[0, 2, 3, 4, 5]);
     let more = match report.groups.len().saturating_sub(MAX_GROUPS) {
         0 => String::new(),
         more => format!("... and {}\n", pluralize(more, "group")),
     };
-    format!("\n{FAINT}{first}{FAINT:#}\n{rest}{more}")
+    format!("\n{table}{more}")
 }
 
 /// Library, plug-in and NICs.

@@ -1,7 +1,6 @@
 //! `regatta plugin check`: whether NCCL or RCCL would load and use a plug-in, before the job.
 
 use std::fs::File;
-use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -19,6 +18,7 @@ use regatta_doctor::plugin::{
     names,
 };
 use regatta_model::document;
+use regatta_train::regular_file;
 
 use super::load::load_library;
 use super::render::render;
@@ -41,10 +41,7 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode> {
         Some(request) => check.named(request, release)?,
         None => check.selected(&env, release)?,
     };
-    match args.json {
-        true => output::print(&document::to_json(&report)?)?,
-        false => output::print(&render(&report))?,
-    }
+    output::print_report(args.json, || Ok(document::to_json(&report)?), || render(&report))?;
     let failed = match report.selected.is_empty() {
         true => report.libraries.iter().any(|library| !library.usable),
         false => report.selected.iter().any(|selected| selected.problem.is_some()),
@@ -126,12 +123,7 @@ impl Check<'_> {
 
     fn library(&self, path: &str) -> Result<LibraryReport> {
         let path = absolute(path)?;
-        // A pipe would block.
-        let file = std::fs::metadata(&path).and_then(|about| match about.is_file() {
-            false => Err(io::Error::other("not a regular file")),
-            true if about.len() > MAX_LEN => Err(io::Error::other("larger than 1 GiB")),
-            true => std::fs::read(&path),
-        });
+        let file = regular_file::read(Path::new(&path), MAX_LEN);
         let file = file.with_context(|| format!("cannot read {path}"))?;
         let mut facts = read_plugin(&self.loader, &path, &file, host_machine());
         if facts.load.reason() == Some("") {

@@ -6,9 +6,9 @@ use regatta_doctor::plugin::environment::SelectedPlugin;
 use regatta_doctor::plugin::kind::version_list;
 use regatta_doctor::plugin::report::{KindUse, ReleaseUse};
 use regatta_doctor::plugin::{Interface, LibraryReport, PluginReport};
-use regatta_draw::table;
 
 use crate::cli::{ERROR, FAINT, GOOD, HEADING};
+use crate::table::with_faint_header;
 use regatta_draw::text::sanitize;
 
 /// The whole report.
@@ -31,8 +31,7 @@ fn selected(report: &PluginReport) -> String {
         vec![selected.kind.name().to_owned(), sanitize(&by), sanitize(&library)]
     };
     let rows: Vec<Vec<String>> = report.selected.iter().map(row).collect();
-    let table = table::align(&["kind", "selected by", "library"], &rows, &[0, 1, 2]);
-    let mut text = faint_header(&table);
+    let mut text = with_faint_header(&["kind", "selected by", "library"], &rows, &[0, 1, 2]);
     for problem in report.selected.iter().filter_map(|selected| selected.problem.as_ref()) {
         let _ = writeln!(text, "{ERROR}failure{ERROR:#}: {}", sanitize(problem));
     }
@@ -108,7 +107,7 @@ fn releases(report: &LibraryReport) -> String {
     };
     let rows: Vec<Vec<String>> = report.releases.iter().map(row).collect();
     let left: Vec<usize> = (0..header.len()).collect();
-    format!("\n{}\n", faint_header(&table::align(&header, &rows, &left)))
+    format!("\n{}\n", with_faint_header(&header, &rows, &left))
 }
 
 fn cell(kind: &KindUse) -> String {
@@ -118,9 +117,4 @@ fn cell(kind: &KindUse) -> String {
         (None, Some((first, last))) => format!("no: needs v{first} to v{last}"),
         (None, None) => "-".to_owned(),
     }
-}
-
-fn faint_header(table: &str) -> String {
-    let (first, rest) = table.split_once('\n').unwrap_or((table, ""));
-    format!("{FAINT}{first}{FAINT:#}\n{rest}")
 }

@@ -39,10 +39,7 @@ pub fn run(args: &PruneArgs) -> Result<()> {
         }
         pruned.push(PrunedRun { removed: args.yes && kept.is_none(), kept, run });
     }
-    output::print(&match args.json {
-        true => serde_json::to_string_pretty(&pruned)? + "\n",
-        false => text(&pruned, args.yes),
-    })
+    output::print_report(args.json, || output::json_lines(&pruned), || text(&pruned, args.yes))
 }
 
 /// The runs, newest first, that `--keep` and `--older-than` select for removal.

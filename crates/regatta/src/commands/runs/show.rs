@@ -54,10 +54,7 @@ pub fn run(args: &ShowArgs) -> Result<()> {
         checkpoint_dir,
         result: run.last_launch().result().ok().flatten(),
     };
-    output::print(&match args.json {
-        true => serde_json::to_string_pretty(&details)? + "\n",
-        false => text(&details),
-    })
+    output::print_report(args.json, || output::json_lines(&details), || text(&details))
 }
 
 /// The settings of a training that differ from the default.
