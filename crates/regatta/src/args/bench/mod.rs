@@ -175,7 +175,11 @@ pub struct ModeArgs {
 
 /// `regatta bench gemm` and `copy`.
 #[derive(Debug, Clone, Args)]
-#[command(mut_arg("backend", |arg| arg.help("Transport or library over which the ranks exchange results")))]
+#[command(mut_args(|arg| match arg.get_id() == "backend" {
+    // In its place, unlike by `mut_arg`: the order of the sections depends on it.
+    true => arg.help("Transport or library over which the ranks exchange results"),
+    false => arg,
+}))]
 pub struct RooflineArgs {
     #[command(flatten)]
     pub outliers: OutlierArgs,
