@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 pub use regatta_discover::gpu_health::{GpuHealth, GpuProcess};
+pub use regatta_model::bench::{Rate, RateTest};
 use regatta_model::{Document, Machine, Scheduler};
 use serde::{Deserialize, Serialize};
 
@@ -257,33 +258,6 @@ pub enum Leftover {
     SharedMemory { path: String, bytes: u64 },
     /// A System V segment without attached processes.
     SystemV { id: u32, bytes: u64 },
-}
-
-/// A short measurement.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Rate {
-    /// What was measured.
-    pub test: RateTest,
-    /// The GPU; `None` for the CPUs.
-    pub gpu: Option<u32>,
-    /// Best repetition, in FLOP/s or bytes per second. Undisturbed by other processes.
-    pub best: f64,
-    /// Mean of all repetitions: also low where a cgroup or other processes take the CPUs away.
-    pub sustained: f64,
-}
-
-/// A measured rate of a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum RateTest {
-    /// Matrix multiplication.
-    Gemm,
-    /// Memory copy.
-    Copy,
-    /// Copy from host memory to the GPU.
-    HostToDevice,
-    /// Copy from the GPU to host memory.
-    DeviceToHost,
 }
 
 /// A connection to another node over one network.

@@ -5,7 +5,6 @@ use std::str::FromStr;
 
 use regatta_model::units::format_bytes;
 use regatta_model::{BenchResult, BenchRow, BenchTable, Operation};
-use serde::Serialize;
 
 use crate::buffer_mode::BufferMode;
 use crate::cases::same_key;
@@ -15,7 +14,7 @@ use crate::metric::Metric;
 const MIN_PRECISE_BANDWIDTH: f64 = 1.0;
 
 /// Allowed regression of a metric.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tolerance {
     /// As a fraction of the baseline value.
     pub fraction: f64,
@@ -23,20 +22,19 @@ pub struct Tolerance {
 
 /// An invalid tolerance.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("invalid percentage {0:?}: expected 0% to 100%, such as 10%")]
-pub struct ParseToleranceError(pub String);
+#[error("expected 0% to 100%, such as 10%")]
+pub struct ParseToleranceError;
 
 impl FromStr for Tolerance {
     type Err = ParseToleranceError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let error = || ParseToleranceError(text.to_owned());
-        let number = text.trim().strip_suffix('%').ok_or_else(error)?.trim_end();
+        let number = text.trim().strip_suffix('%').ok_or(ParseToleranceError)?.trim_end();
         // `f64::from_str` also accepts "inf", "nan" and "+1".
-        let percent: f64 = number.parse().map_err(|_| error())?;
+        let percent: f64 = number.parse().map_err(|_| ParseToleranceError)?;
         let plain = number.starts_with(|c: char| c.is_ascii_digit());
         let valid = plain && (0.0..=100.0).contains(&percent);
-        if valid { Ok(Self { fraction: percent / 100.0 }) } else { Err(error()) }
+        if valid { Ok(Self { fraction: percent / 100.0 }) } else { Err(ParseToleranceError) }
     }
 }
 
@@ -48,7 +46,7 @@ impl fmt::Display for Tolerance {
 }
 
 /// The check of one size and buffer mode.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct BaselineCheck {
     /// The operation.
     pub operation: Operation,
@@ -62,8 +60,6 @@ pub struct BaselineCheck {
     pub expected: f64,
     /// The current value; `None` if it was not measured.
     pub measured: Option<f64>,
-    /// Improvement over the baseline for any metric: above 1 is better.
-    pub ratio: Option<f64>,
     /// Number of wrong elements.
     pub wrong: u64,
     /// Within the tolerance and without wrong elements.
@@ -71,7 +67,7 @@ pub struct BaselineCheck {
 }
 
 /// All checks of a result.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct BaselineReport {
     /// Allowed regression.
     pub tolerance: Tolerance,
@@ -141,31 +137,15 @@ fn check_row(
     let expected = old.value(metric, place)?;
     let measured = new.and_then(|new| new.value(metric, place));
     let wrong = new.and_then(|new| place.measurement(new.row)?.wrong).unwrap_or_default();
-    // Above 1 is better. A bandwidth may be lower by the tolerance, a time higher.
-    let ratio = |over: f64, under: f64| (under > 0.0).then(|| over / under);
-    let (ratio, fast_enough) = if metric.is_bandwidth() {
-        let ratio = measured.and_then(|measured| ratio(measured, expected));
-        // Any value passes against a baseline bandwidth of 0.
-        let no_baseline = expected == 0.0 && measured.is_some();
-        (ratio, no_baseline || ratio.is_some_and(|ratio| ratio >= 1.0 - tolerance.fraction))
-    } else {
-        let ratio = measured.and_then(|measured| ratio(expected, measured));
-        (ratio, ratio.is_some_and(|ratio| ratio * (1.0 + tolerance.fraction) >= 1.0))
-    };
+    // A bandwidth may be lower by the tolerance, a time higher. Any value passes against a baseline
+    // bandwidth of 0.
+    let fast_enough = measured.is_some_and(|measured| match metric.is_bandwidth() {
+        true => expected == 0.0 || measured / expected >= 1.0 - tolerance.fraction,
+        false => measured > 0.0 && expected / measured * (1.0 + tolerance.fraction) >= 1.0,
+    });
     let (operation, size_bytes) = (old.table.operation.clone(), old.row.size_bytes);
     let passed = fast_enough && wrong == 0;
-    let check = BaselineCheck {
-        operation,
-        size_bytes,
-        place,
-        metric,
-        expected,
-        measured,
-        ratio,
-        wrong,
-        passed,
-    };
-    Some(check)
+    Some(BaselineCheck { operation, size_bytes, place, metric, expected, measured, wrong, passed })
 }
 
 /// The metric to compare: available on both sides and printed with enough digits.

@@ -18,22 +18,13 @@ pub struct Bandwidth {
     pub busbw: f64,
 }
 
-/// Buffer sizes of one call on one rank, in elements.
+/// Buffer sizes of one call on one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BufferCounts {
+pub struct BufferSizes {
     /// The count passed to the call.
     pub count: u64,
-    /// Elements of the send buffer.
-    pub send: u64,
-    /// Elements of the receive buffer.
-    pub receive: u64,
-}
-
-impl BufferCounts {
     /// The `size` column: the larger buffer, in bytes.
-    pub fn size_bytes(self, element_bytes: u64) -> u64 {
-        self.send.max(self.receive).saturating_mul(element_bytes)
-    }
+    pub size_bytes: u64,
 }
 
 /// Whether the send or receive buffer of a rank has one chunk per rank.
@@ -86,26 +77,22 @@ pub fn bandwidth(
 }
 
 /// Buffers of a call for a requested size, rounded down to the chunk alignment.
-pub fn buffer_counts(
+pub fn buffer_sizes(
     operation: &Operation,
     ranks: u32,
     element_bytes: u64,
     requested_bytes: u64,
-) -> BufferCounts {
+) -> BufferSizes {
     let (ranks, element_bytes) = (u64::from(ranks.max(1)), element_bytes.max(1));
     let elements = requested_bytes / element_bytes;
-    if !is_chunked(operation) {
-        return BufferCounts { count: elements, send: elements, receive: elements };
-    }
-    let unit = (CHUNK_ALIGNMENT / element_bytes).max(1);
-    let chunk = elements / ranks / unit * unit;
-    let total = chunk * ranks;
-    let (send, receive) = match operation {
-        Operation::AllGather | Operation::Gather | Operation::Hypercube => (chunk, total),
-        Operation::ReduceScatter | Operation::Scatter => (total, chunk),
-        _ => (total, total),
+    let (count, chunks) = match is_chunked(operation) {
+        true => {
+            let unit = (CHUNK_ALIGNMENT / element_bytes).max(1);
+            (elements / ranks / unit * unit, ranks)
+        }
+        false => (elements, 1),
     };
-    BufferCounts { count: chunk, send, receive }
+    BufferSizes { count, size_bytes: count * chunks * element_bytes }
 }
 
 #[cfg(test)]
@@ -131,16 +118,15 @@ mod tests {
     #[test]
     fn chunks_are_multiples_of_16_bytes() {
         let cases = [
-            (Operation::AllGather, 3, 4, 1024, [84, 84, 252]),
-            (Operation::ReduceScatter, 2, 4, 8, [0, 0, 0]),
-            (Operation::AllToAll, 2, 1, 64, [32, 64, 64]),
-            (Operation::AllReduce, 3, 4, 1030, [257, 257, 257]),
+            (Operation::AllGather, 3, 4, 1024, [84, 1008]),
+            (Operation::ReduceScatter, 2, 4, 8, [0, 0]),
+            (Operation::AllToAll, 2, 1, 64, [32, 64]),
+            (Operation::AllReduce, 3, 4, 1030, [257, 1028]),
         ];
-        for (operation, ranks, element, requested, [count, send, receive]) in cases {
-            let found = buffer_counts(&operation, ranks, element, requested);
-            assert_eq!(found, BufferCounts { count, send, receive }, "{operation}");
+        for (operation, ranks, element, requested, [count, size_bytes]) in cases {
+            let found = buffer_sizes(&operation, ranks, element, requested);
+            assert_eq!(found, BufferSizes { count, size_bytes }, "{operation}");
         }
-        assert_eq!(buffer_counts(&Operation::AllGather, 3, 4, 1024).size_bytes(4), 1008);
     }
 
     #[test]
@@ -157,8 +143,8 @@ mod tests {
             at in 0..Operation::KNOWN.len(), ranks in 0u32..100, element in 0u64..9,
             requested in 0u64..u64::MAX,
         ) {
-            let found = buffer_counts(&Operation::KNOWN[at], ranks, element, requested);
-            prop_assert!(found.size_bytes(element) <= requested);
+            let found = buffer_sizes(&Operation::KNOWN[at], ranks, element, requested);
+            prop_assert!(found.size_bytes <= requested);
         }
     }
 }

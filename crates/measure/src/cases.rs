@@ -25,6 +25,15 @@ pub(crate) fn same_key(a: &BenchTable, b: &BenchTable) -> bool {
     a.operation == b.operation && a.dtype == b.dtype && a.redop == b.redop && a.root == b.root
 }
 
+/// The last table if it has this key, else a new one.
+pub(crate) fn table_of(tables: &mut Vec<BenchTable>, key: BenchTable) -> &mut BenchTable {
+    if !tables.last().is_some_and(|last| same_key(last, &key)) {
+        tables.push(key);
+    }
+    let last = tables.len() - 1;
+    &mut tables[last]
+}
+
 impl BenchCase {
     fn matches(&self, table: &BenchTable) -> bool {
         self.operation == table.operation

@@ -80,17 +80,6 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// All backends.
-    pub const ALL: [Self; 7] = [
-        Self::Auto,
-        Self::Host,
-        Self::Tcp,
-        Self::Libfabric,
-        Self::NetPlugin,
-        Self::Nccl,
-        Self::Rccl,
-    ];
-
     /// Its name in options and results.
     pub fn name(self) -> &'static str {
         match self {

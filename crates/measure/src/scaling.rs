@@ -68,22 +68,21 @@ fn set_efficiency(points: &mut [ScalingPoint]) {
 
 /// The scaling of all cases as text tables.
 pub fn table(all: &[Scaling]) -> String {
-    let mut text = String::new();
-    for scaling in all {
-        let (case, separator) = (&scaling.case, if text.is_empty() { "" } else { "\n" });
-        let size = units::format_bytes(case.size_bytes);
-        let head = format!("{} {size} {}", case.operation, case.variant());
-        text += &format!("{separator}{}\n", head.trim_end());
-        let row = |point: &ScalingPoint| {
-            let percent = point.efficiency.map(|part| format!("{:.0} %", 100.0 * part));
-            let [time, busbw] = [Some(point.time_us), point.busbw].map(table::format_value);
-            vec![point.nodes.to_string(), time, busbw, percent.unwrap_or_else(|| "-".to_owned())]
-        };
-        let rows: Vec<Vec<String>> = scaling.points.iter().map(row).collect();
-        let header = ["nodes", "time (us)", "busbw (GB/s)", "efficiency"];
-        text += &table::align(&header, &rows, &[0]);
-    }
-    text
+    let tables: Vec<String> = all.iter().map(table_of_case).collect();
+    tables.join("\n")
+}
+
+fn table_of_case(Scaling { case, points }: &Scaling) -> String {
+    let size = units::format_bytes(case.size_bytes);
+    let head = format!("{} {size} {}", case.operation, case.variant());
+    let row = |point: &ScalingPoint| {
+        let percent = point.efficiency.map(|part| format!("{:.0} %", 100.0 * part));
+        let [time, busbw] = [Some(point.time_us), point.busbw].map(table::format_value);
+        vec![point.nodes.to_string(), time, busbw, percent.unwrap_or_else(|| "-".to_owned())]
+    };
+    let rows: Vec<Vec<String>> = points.iter().map(row).collect();
+    let header = ["nodes", "time (us)", "busbw (GB/s)", "efficiency"];
+    format!("{}\n{}", head.trim_end(), table::align(&header, &rows, &[0]))
 }
 
 #[cfg(test)]

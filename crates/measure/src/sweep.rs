@@ -203,32 +203,29 @@ pub fn best(runs: &[BenchResult], settings: &[SweepSetting]) -> Vec<BestSetting>
     cases::cases(runs.iter()).into_iter().filter_map(of).collect()
 }
 
-/// The best settings as a text table.
+/// The best settings as text tables.
 pub fn table(best: &[BestSetting]) -> String {
-    let mut text = String::new();
     let same = |a: &BestSetting, b: &BestSetting| {
         a.case.operation == b.case.operation && a.case.variant() == b.case.variant()
     };
-    for group in best.chunk_by(same) {
-        let Some(first) = group.first() else { continue };
-        let separator = if text.is_empty() { "" } else { "\n" };
-        let head = format!("{} {}", first.case.operation, first.case.variant());
-        let row = |best: &BestSetting| {
-            let [time, busbw] = [Some(best.time_us), best.busbw].map(table::format_value);
-            let speedup =
-                best.speedup.map_or_else(|| "-".to_owned(), |times| format!("{times:.2}x"));
-            let setting = match best.within_noise {
-                true => NO_DIFFERENCE.to_owned(),
-                false => best.setting.clone(),
-            };
-            vec![units::format_bytes(best.case.size_bytes), time, busbw, speedup, setting]
-        };
-        let rows: Vec<Vec<String>> = group.iter().map(row).collect();
-        let header = ["size", "time (us)", "busbw (GB/s)", "speedup", "best setting"];
-        let lines = table::align(&header, &rows, &[0, 4]);
-        text += &format!("{separator}{}\n{lines}", head.trim_end());
-    }
-    text
+    let tables: Vec<String> = best.chunk_by(same).map(table_of_group).collect();
+    tables.join("\n")
+}
+
+fn table_of_group(group: &[BestSetting]) -> String {
+    let head = group.first().map_or_else(String::new, |first| {
+        format!("{} {}", first.case.operation, first.case.variant())
+    });
+    let row = |best: &BestSetting| {
+        let [time, busbw] = [Some(best.time_us), best.busbw].map(table::format_value);
+        let speedup = best.speedup.map_or_else(|| "-".to_owned(), |times| format!("{times:.2}x"));
+        let setting = if best.within_noise { NO_DIFFERENCE } else { &best.setting };
+        let size = units::format_bytes(best.case.size_bytes);
+        vec![size, time, busbw, speedup, setting.to_owned()]
+    };
+    let rows: Vec<Vec<String>> = group.iter().map(row).collect();
+    let header = ["size", "time (us)", "busbw (GB/s)", "speedup", "best setting"];
+    format!("{}\n{}", head.trim_end(), table::align(&header, &rows, &[0, 4]))
 }
 
 #[cfg(test)]

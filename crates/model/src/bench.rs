@@ -17,7 +17,7 @@ mod roofline;
 pub use measurement::{Measurement, TimeStats};
 pub use operation::Operation;
 pub use pairs::{PairEndpoint, PairMatrices, PairMatrix};
-pub use roofline::{RankRoofline, RateUnit, RooflineKind, RooflineRow};
+pub use roofline::{RankRoofline, Rate, RateTest, RateUnit, RooflineKind, RooflineRow};
 
 /// The benchmark program.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

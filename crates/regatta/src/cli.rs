@@ -4,30 +4,31 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anstyle::AnsiColor;
+use anyhow::{Context as _, Result, bail};
 use clap::builder::Styles;
-use clap::{Args, Parser, Subcommand};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use regatta_launch::agent_launcher::command::AgentLauncher;
 use regatta_launch::wrap::Wrap;
 use regatta_model::CpuSet;
 use regatta_observe::net_log::Requirement;
 use regatta_place::launcher_options::LauncherSyntax;
 
-use crate::commands::bench::BenchArgs;
-use crate::commands::checkpoint::CheckpointArgs;
-use crate::commands::comms::{self, CommsArgs};
-use crate::commands::data::{self, DataArgs};
-use crate::commands::doctor::{self, DoctorArgs};
-use crate::commands::eval::{self, EvalArgs};
-use crate::commands::generate::{self, GenerateArgs};
-use crate::commands::jobs::{self, JobsArgs};
-use crate::commands::net_log::{self, NetLogArgs};
-use crate::commands::plugin::{self, PluginArgs};
-use crate::commands::runs::{self, RunsArgs};
-use crate::commands::submit::{self, SubmitArgs};
-use crate::commands::train::{self, TrainArgs};
+use crate::args::bench::BenchArgs;
+use crate::args::checkpoint::CheckpointArgs;
+use crate::args::comms::{self, CommsArgs};
+use crate::args::data::{self, DataArgs};
+use crate::args::doctor::{self, DoctorArgs};
+use crate::args::eval::{self, EvalArgs};
+use crate::args::generate::{self, GenerateArgs};
+use crate::args::jobs::{self, JobsArgs};
+use crate::args::net_log::{self, NetLogArgs};
+use crate::args::plugin::{self, PluginArgs};
+use crate::args::runs::{self, RunsArgs};
+use crate::args::submit::{self, SubmitArgs};
+use crate::args::train::{self, TrainArgs};
 use crate::options::{
-    JobArgs, NamedValue, NetPluginArgs, ProfileArgs, RankEnvArgs, SourceArgs, TunerArgs, at_least,
-    one_of, positive,
+    JobArgs, NamedValue, NcclPluginArgs, RankEnvArgs, SourceArgs, at_least, one_of, positive,
 };
 
 /// Styles of headings, explanations, errors, success and warnings.
@@ -56,6 +57,39 @@ pub struct Cli {
     /// Command to run
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Cli {
+    /// Parses the command line of this process.
+    pub fn of_process() -> Result<Self, clap::Error> {
+        Self::try_parse_from(arguments(std::env::args_os())).map_err(explained)
+    }
+
+    /// The declaration, from which help, man page and completions derive.
+    pub fn declaration() -> clap::Command {
+        Self::command()
+    }
+}
+
+/// A usage error. An option of `regatta train` that is a configuration key gets its own hint.
+fn explained(error: clap::Error) -> clap::Error {
+    let option = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(option)) if error.kind() == ErrorKind::UnknownArgument => option,
+        _ => return error,
+    };
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let is_train = words.first().is_some_and(|word| word == "train");
+    match train::key_as_option(&words, option).filter(|_| is_train) {
+        Some(message) => usage_of("train").error(ErrorKind::UnknownArgument, message),
+        None => error,
+    }
+}
+
+/// A subcommand, whose errors show its own usage.
+fn usage_of(subcommand: &str) -> clap::Command {
+    let mut command = Cli::command();
+    command.build();
+    command.find_subcommand(subcommand).cloned().unwrap_or(command)
 }
 
 /// The arguments, without `--help` after `regatta help`, where clap does not accept it.
@@ -101,7 +135,7 @@ pub enum Command {
     #[command(after_long_help = comms::EXAMPLES)]
     Comms(CommsArgs),
     /// Train a GPT or Llama model on one device or many, with a live dashboard
-    #[command(after_long_help = train::args::EXAMPLES)]
+    #[command(after_long_help = train::EXAMPLES)]
     Train(Box<TrainArgs>),
     /// Generate text from a trained model
     #[command(after_long_help = generate::EXAMPLES)]
@@ -325,11 +359,7 @@ pub struct LaunchArgs {
     #[arg(long, value_name = "NAME", help_heading = "Network")]
     pub require_net: Option<Requirement>,
     #[command(flatten)]
-    pub profile: ProfileArgs,
-    #[command(flatten)]
-    pub tuner: TunerArgs,
-    #[command(flatten)]
-    pub net_plugin: NetPluginArgs,
+    pub plugins: NcclPluginArgs,
     /// Check all nodes first, like `regatta doctor`: bad nodes are replaced by spares, and nothing is
     /// started without enough good ones
     #[arg(long, help_heading = "Nodes")]
@@ -378,6 +408,24 @@ pub struct LaunchArgs {
     pub command: Vec<OsString>,
 }
 
+impl LaunchArgs {
+    /// The options that a user passes on to `regatta launch` (`--launch`).
+    pub fn of_option(launch: Option<&str>) -> Result<Box<Self>> {
+        let options =
+            shlex::split(launch.unwrap_or_default()).context("--launch: unclosed quote")?;
+        let words = ["regatta", "launch"].map(str::to_owned).into_iter().chain(options);
+        match Cli::try_parse_from(words.chain(["--", "regatta"].map(str::to_owned))) {
+            Ok(Cli { command: Command::Launch(args) }) if args.command.len() == 1 => Ok(args),
+            Ok(_) => bail!("--launch accepts only options of `regatta launch`"),
+            Err(error) => {
+                let error = error.to_string();
+                let first_line = error.lines().next().unwrap_or_default();
+                bail!("--launch: {}", first_line.trim_start_matches("error: "))
+            }
+        }
+    }
+}
+
 /// `regatta agent`.
 #[derive(Debug, Args)]
 pub struct AgentArgs {
@@ -408,4 +456,4 @@ const SYNTAXES: [NamedValue<LauncherSyntax>; 5] = [
 ];
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

@@ -1,5 +1,6 @@
 //! `regatta`: places and launches AI jobs, benchmarks the network, trains models.
 
+mod args;
 mod cli;
 mod commands;
 #[cfg(test)]
@@ -14,8 +15,6 @@ mod system;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{CommandFactory, Parser};
 use regatta_launch::signals;
 
 use cli::{Cli, Command};
@@ -33,9 +32,14 @@ fn main() -> ExitCode {
 }
 
 fn run_command_line() -> ExitCode {
-    let result = match Cli::try_parse_from(cli::arguments(std::env::args_os())) {
+    let result = match Cli::of_process() {
         Ok(cli) => run(cli.command),
-        Err(error) if error.use_stderr() => explain_usage_error(error),
+        Err(error) if error.use_stderr() => {
+            if commands::env::is_evaluated() {
+                commands::env::stop_script();
+            }
+            error.exit()
+        }
         Err(help) => output::print(&help.render().ansi().to_string()).map(|()| ExitCode::SUCCESS),
     };
     match result {
@@ -68,34 +72,8 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Checkpoint(args) => commands::checkpoint::run(&args),
         Command::Data(args) => commands::data::run(&args),
         Command::Agent(args) => commands::agent::run(&args).map(success),
-        Command::RankWorker => commands::rank_worker::run(),
+        Command::RankWorker => commands::rank_worker_command::run(),
         Command::Completions { shell } => commands::completions::run(shell).map(success),
         Command::Man { page } => commands::man::run(page.as_deref()).map(success),
     }
-}
-
-/// Prints a usage error and exits. An option of `regatta train` that is a configuration key gets its own hint.
-fn explain_usage_error(error: clap::Error) -> ! {
-    if commands::env::is_evaluated() {
-        commands::env::stop_script();
-    }
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let option = match error.get(ContextKind::InvalidArg) {
-        Some(ContextValue::String(option)) if error.kind() == ErrorKind::UnknownArgument => option,
-        _ => error.exit(),
-    };
-    match words.first().filter(|word| *word == "train") {
-        Some(_) => match commands::train::args::key_as_option(&words, option) {
-            Some(message) => usage_of("train").error(ErrorKind::UnknownArgument, message).exit(),
-            None => error.exit(),
-        },
-        None => error.exit(),
-    }
-}
-
-/// A subcommand, whose errors show its own usage.
-fn usage_of(subcommand: &str) -> clap::Command {
-    let mut command = Cli::command();
-    command.build();
-    command.find_subcommand(subcommand).cloned().unwrap_or(command)
 }

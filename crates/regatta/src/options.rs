@@ -92,33 +92,23 @@ pub const LEVELS: [NamedValue<Level>; 3] = [
     ("steps", Level::Steps, "Also each step of a transfer; with some overhead"),
 ];
 
-/// What is recorded of the ranks' collectives.
-#[derive(Debug, Default, Clone, Copy, Args)]
-pub struct ProfileArgs {
+/// The plug-ins that NCCL or RCCL loads in the ranks.
+#[derive(Debug, Default, Clone, Args)]
+pub struct NcclPluginArgs {
     /// Record every collective of NCCL or RCCL, for `regatta comms` and for the hang report, which then
     /// names the rank that is missing from a collective; the files go to the folder `comms` of the run
     /// folder
-    #[arg(long = "profile", value_name = "LEVEL", num_args = 0..=1, require_equals = true, default_missing_value = "network", value_parser = one_of(&LEVELS), help_heading = "Profile")]
-    pub level: Option<Level>,
-}
-
-/// The tuner plug-in.
-#[derive(Debug, Default, Clone, Args)]
-pub struct TunerArgs {
+    #[arg(long, value_name = "LEVEL", num_args = 0..=1, require_equals = true, default_missing_value = "network", value_parser = one_of(&LEVELS), help_heading = "Profile")]
+    pub profile: Option<Level>,
     /// Have NCCL or RCCL select algorithms and protocols from TABLE, which
     /// `regatta bench all --tune TABLE --backend nccl` has written: all ranks load the tuner plug-in, and a
     /// copy of the table in the run folder
-    #[arg(id = "tuner", long = "tuner", value_name = "TABLE", help_heading = "NCCL plug-ins")]
-    pub table: Option<PathBuf>,
-}
-
-/// The network plug-in.
-#[derive(Debug, Default, Clone, Args)]
-pub struct NetPluginArgs {
+    #[arg(long, value_name = "TABLE", help_heading = "NCCL plug-ins")]
+    pub tuner: Option<PathBuf>,
     /// Have NCCL or RCCL use this network plug-in on all ranks: `regatta`, the libfabric plug-in of this
     /// program, or the path of a library
-    #[arg(id = "net_plugin", long = "net-plugin", value_name = "regatta|PATH", value_parser = NonEmptyStringValueParser::new().map(NetPlugin::from), help_heading = "NCCL plug-ins")]
-    pub library: Option<NetPlugin>,
+    #[arg(long, value_name = "regatta|PATH", value_parser = NonEmptyStringValueParser::new().map(NetPlugin::from), help_heading = "NCCL plug-ins")]
+    pub net_plugin: Option<NetPlugin>,
 }
 
 /// A network plug-in of NCCL or RCCL.
@@ -137,6 +127,23 @@ impl From<String> for NetPlugin {
             _ => Self::Path(text.into()),
         }
     }
+}
+
+/// How many ranks a command launches itself, and where.
+#[derive(Debug, Default, Clone, Args)]
+pub struct RankCountArgs {
+    /// Number of ranks
+    #[arg(long, value_name = "COUNT", value_parser = positive())]
+    pub ranks: Option<u32>,
+    /// Ranks per node
+    #[arg(long, value_name = "COUNT", value_parser = positive())]
+    pub ranks_per_node: Option<u32>,
+    /// Use this many nodes of the allocation or of --hostfile
+    #[arg(long, value_name = "COUNT", value_parser = positive())]
+    pub nodes: Option<u32>,
+    /// Take the nodes from FILE instead of the scheduler
+    #[arg(long, value_name = "FILE")]
+    pub hostfile: Option<PathBuf>,
 }
 
 /// The job's size and binding.

@@ -16,6 +16,7 @@ use regatta_launch::run_folder::file_size_hint;
 use regatta_model::Warning;
 use rustix::fs::{Access, access, fstat};
 use rustix::io::{Errno, dup};
+use serde::Serialize;
 
 use crate::cli::{ERROR, FAINT, WARNING};
 
@@ -27,6 +28,25 @@ pub fn print(text: &str) -> Result<()> {
 /// Prints a text that may contain any characters to standard output.
 pub fn print_raw(text: &str) -> Result<()> {
     Stream::Stdout.write_raw(text).context("standard output")
+}
+
+/// Prints a report as JSON or as text.
+pub fn print_report(
+    json: bool,
+    to_json: impl FnOnce() -> Result<String>,
+    to_text: impl FnOnce() -> String,
+) -> Result<()> {
+    print(&if json { to_json()? } else { to_text() })
+}
+
+/// A value as a line of JSON.
+pub fn json_line(value: &impl Serialize) -> Result<String> {
+    Ok(serde_json::to_string(value)? + "\n")
+}
+
+/// A value as indented JSON.
+pub fn json_lines(value: &impl Serialize) -> Result<String> {
+    Ok(serde_json::to_string_pretty(value)? + "\n")
 }
 
 /// Prints a text to standard error. A failure to do so cannot be reported anywhere.

@@ -33,19 +33,17 @@ pub struct CallSpec {
     pub in_place: bool,
 }
 
-/// The collective of an operation; `None` for point-to-point operations.
+/// The collective of an operation that moves data; `None` for others.
 pub fn kind(operation: &Operation) -> Option<CallKind> {
-    Some(match operation {
-        Operation::AllReduce => CallKind::AllReduce,
-        Operation::AllGather => CallKind::AllGather,
-        Operation::ReduceScatter => CallKind::ReduceScatter,
-        Operation::Broadcast => CallKind::Broadcast,
-        Operation::Reduce => CallKind::Reduce,
-        Operation::AllToAll => CallKind::AllToAll,
-        Operation::Gather => CallKind::Gather,
-        Operation::Scatter => CallKind::Scatter,
-        _ => return None,
-    })
+    let moves_data = |kind: &CallKind| *kind != CallKind::Barrier;
+    let mut kinds = CallKind::ALL.into_iter().filter(moves_data);
+    kinds.find(|kind| kind.name() == operation.name())
+}
+
+/// The operations that can be measured.
+pub fn operations() -> impl Iterator<Item = Operation> {
+    let is_measured = |one: &Operation| *one == Operation::SendRecv || kind(one).is_some();
+    Operation::KNOWN.into_iter().filter(is_measured)
 }
 
 /// A call with its buffers, repeatable.

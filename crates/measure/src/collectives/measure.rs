@@ -7,7 +7,6 @@ use regatta_model::{Measurement, Operation};
 use serde::{Deserialize, Serialize};
 
 use super::case::CollectiveCase;
-use super::run::RankAverage;
 use super::spread::spread;
 use crate::{CommResult, bus_bandwidth};
 
@@ -22,6 +21,32 @@ pub struct IterationCounts {
     pub adaptive: bool,
     /// Iterations whose results are checked.
     pub check: u32,
+}
+
+/// How the times of all ranks are combined (nccl-tests `-a`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RankAverage {
+    /// Time of rank 0.
+    Rank0,
+    /// Mean.
+    Avg,
+    /// Minimum.
+    Min,
+    /// Maximum.
+    Max,
+}
+
+impl RankAverage {
+    /// Combines the times of all ranks.
+    pub fn of(self, ranks: &[f64]) -> f64 {
+        let chosen = match self {
+            Self::Rank0 => ranks.first().copied(),
+            Self::Avg => Some(ranks.iter().sum::<f64>() / ranks.len().max(1) as f64),
+            Self::Min => ranks.iter().copied().reduce(f64::min),
+            Self::Max => ranks.iter().copied().reduce(f64::max),
+        };
+        chosen.unwrap_or(0.0)
+    }
 }
 
 /// Adaptive iterations take at least this long in total.

@@ -9,10 +9,11 @@ use serde::{Deserialize, Serialize};
 use super::case::{CallSpec, CollectiveCase, MemoryKind, kind};
 use super::eta::Eta;
 use super::event::{BenchEvent, BenchProgress};
-use super::measure::{IterationCounts, check, measure};
+use super::measure::{IterationCounts, RankAverage, check, measure};
 use super::nccl_names;
 use super::sizes::distinct;
-use crate::{CommResult, bus_bandwidth};
+use crate::CommResult;
+use crate::bus_bandwidth::{self, BufferSizes};
 
 /// What a run measures.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -36,32 +37,6 @@ pub struct RunConfig {
     pub memory: MemoryKind,
 }
 
-/// How the times of all ranks are combined (nccl-tests `-a`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum RankAverage {
-    /// Time of rank 0.
-    Rank0,
-    /// Mean.
-    Avg,
-    /// Minimum.
-    Min,
-    /// Maximum.
-    Max,
-}
-
-impl RankAverage {
-    /// Combines the times of all ranks.
-    pub fn of(self, ranks: &[f64]) -> f64 {
-        let chosen = match self {
-            Self::Rank0 => ranks.first().copied(),
-            Self::Avg => Some(ranks.iter().sum::<f64>() / ranks.len().max(1) as f64),
-            Self::Min => ranks.iter().copied().reduce(f64::min),
-            Self::Max => ranks.iter().copied().reduce(f64::max),
-        };
-        chosen.unwrap_or(0.0)
-    }
-}
-
 /// What one table measures.
 #[derive(Debug, Clone)]
 struct TableSpec {
@@ -74,8 +49,8 @@ impl TableSpec {
     /// The sizes of this table.
     fn sizes(&self, config: &RunConfig, ranks: u32) -> Vec<u64> {
         let element = self.dtype.size() as u64;
-        let counts = |size| bus_bandwidth::buffer_counts(&self.operation, ranks, element, size);
-        distinct(&config.sizes, |size| counts(size).size_bytes(element))
+        let sizes = |size| bus_bandwidth::buffer_sizes(&self.operation, ranks, element, size);
+        distinct(&config.sizes, |size| sizes(size).size_bytes)
     }
 }
 
@@ -138,16 +113,14 @@ fn table(config: &RunConfig, spec: &TableSpec) -> BenchTable {
 /// One size, out of place and in place.
 fn row(comm: &dyn Comm, config: &RunConfig, spec: &TableSpec, size: u64) -> CommResult<BenchRow> {
     let TableSpec { operation, dtype, op } = spec.clone();
-    let element = dtype.size() as u64;
-    let counts = bus_bandwidth::buffer_counts(&operation, comm.size(), element, size);
-    let size_bytes = counts.size_bytes(element);
+    let BufferSizes { count, size_bytes } =
+        bus_bandwidth::buffer_sizes(&operation, comm.size(), dtype.size() as u64, size);
     let one = |in_place: bool| -> CommResult<Option<Measurement>> {
         // Send and receive buffers are always separate.
         if in_place && operation == Operation::SendRecv {
             return Ok(None);
         }
-        let (operation, root) = (operation.clone(), config.root);
-        let count = counts.count as usize;
+        let (operation, root, count) = (operation.clone(), config.root, count as usize);
         let call = CallSpec { operation, dtype, op, root, count, in_place };
         let mut case = CollectiveCase::new(comm, call, config.memory)?;
         let queued = config.memory == MemoryKind::Device;
@@ -160,7 +133,7 @@ fn row(comm: &dyn Comm, config: &RunConfig, spec: &TableSpec, size: u64) -> Comm
         Ok(Some(Measurement { wrong, ..measured }))
     };
     let (out_of_place, in_place) = (one(false)?, one(true)?);
-    Ok(BenchRow { size_bytes, count: Some(counts.count), out_of_place, in_place, line: None })
+    Ok(BenchRow { size_bytes, count: Some(count), out_of_place, in_place, line: None })
 }
 
 #[cfg(test)]

@@ -7,14 +7,14 @@ use regatta_model::bench::{PairEndpoint, PairMatrices, PairMatrix};
 use serde::{Deserialize, Serialize};
 
 use super::burst::BurstOptions;
-use super::diagnose::{Thresholds, suspects};
+use super::diagnose::suspects;
 use super::ping_pong::{PairMeasurement, PairWorker};
 use super::schedule::{self, EndpointPair};
 use super::select_ranks;
 use crate::CommResult;
 
 /// Options; must be equal on all ranks.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct PairsOptions {
     /// Measure all ranks; otherwise, on several nodes, the first rank of each.
     pub all_ranks: bool,
@@ -22,18 +22,10 @@ pub struct PairsOptions {
     pub serialized: bool,
     /// Amount of measurement per pair.
     pub burst: BurstOptions,
-    /// Retries of slow pairs; the best value counts.
-    pub retries: u32,
-    /// When a pair is retried.
-    pub thresholds: Thresholds,
 }
 
-impl Default for PairsOptions {
-    fn default() -> Self {
-        let (burst, thresholds) = (BurstOptions::default(), Thresholds::default());
-        Self { all_ranks: false, serialized: false, burst, retries: 2, thresholds }
-    }
-}
+/// Retries of slow pairs; the best value counts.
+const RETRIES: u32 = 2;
 
 /// Measures every pair. Collective. Rank 0 gets the matrices, without findings. `progress` receives
 /// finished and total rounds on every rank; retries increase the total.
@@ -60,8 +52,8 @@ pub fn measure(
     };
     rank.run_rounds(&rounds, progress)?;
     let mut pairs = rank.gather(options)?;
-    for _ in 0..options.retries {
-        let slow = pairs.as_ref().map(|pairs| suspects(pairs, &options.thresholds));
+    for _ in 0..RETRIES {
+        let slow = pairs.as_ref().map(suspects);
         let retry_rounds = rank.agree_on_retries(&rounds, slow)?;
         if retry_rounds.is_empty() {
             break;

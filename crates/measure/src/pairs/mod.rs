@@ -13,6 +13,6 @@ pub mod svg;
 pub mod text;
 
 pub use burst::BurstOptions;
-pub use diagnose::{PairFinding, Thresholds, diagnose};
+pub use diagnose::{PairFinding, diagnose};
 pub use measure::{PairsOptions, measure};
 pub use select::select_ranks;

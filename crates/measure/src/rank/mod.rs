@@ -6,8 +6,6 @@ mod error;
 mod memory;
 mod metadata;
 
-use std::sync::atomic::AtomicBool;
-
 use regatta_comm::{Collectives, Comm, bootstrap, tune};
 use regatta_model::Machine;
 
@@ -16,8 +14,7 @@ pub use self::error::BenchError;
 use crate::collectives::{self, BenchEvent, BenchProgress, MemoryKind, RunConfig};
 use crate::pairs::{self, PairsOptions};
 use crate::request::{BenchRequest, RooflineTest, Workload};
-use crate::roofline;
-use crate::roofline::{copy::CopySettings, disk::DiskSettings, gemm::GemmSettings};
+use crate::roofline::{self, copy, disk, disk::DiskSettings, gemm};
 
 type Result<T = (), E = BenchError> = std::result::Result<T, E>;
 
@@ -46,8 +43,7 @@ pub fn run(request: &BenchRequest, node: &NodeContext<'_>, on_event: OnEvent<'_>
     on_event(BenchEvent::Started(Box::new(metadata)));
     match &request.workload {
         Workload::Collectives { config, register, .. } => {
-            let config = on_device_or_host(&connection, config, *register);
-            measure_collectives(&connection, config, node, on_event)?;
+            measure_collectives(&connection, config, *register, node, on_event)?;
         }
         Workload::Pairs(options) => measure_pairs(comm, options, on_event)?,
         Workload::Roofline(test) => measure_roofline(comm, test, on_event)?,
@@ -71,23 +67,20 @@ impl Workload {
     }
 }
 
-/// The configuration with the memory of the buffers.
-fn on_device_or_host(connection: &Connection, config: &RunConfig, register: bool) -> RunConfig {
+/// Measures collectives over the size range.
+fn measure_collectives(
+    connection: &Connection,
+    config: &RunConfig,
+    register: bool,
+    node: &NodeContext<'_>,
+    on_event: OnEvent<'_>,
+) -> Result {
     let memory = match (connection.device, register) {
         (Some(_), _) => MemoryKind::Device,
         (None, false) => MemoryKind::Heap,
         (None, true) => MemoryKind::Registered,
     };
-    RunConfig { memory, ..config.clone() }
-}
-
-/// Measures collectives over the size range.
-fn measure_collectives(
-    connection: &Connection,
-    mut config: RunConfig,
-    node: &NodeContext<'_>,
-    on_event: OnEvent<'_>,
-) -> Result {
+    let mut config = RunConfig { memory, ..config.clone() };
     if let Some(note) = memory::drop_too_large(connection, &mut config.sizes, node)? {
         on_event(BenchEvent::Note(note));
     }
@@ -103,7 +96,7 @@ fn progress(task: &str, done: usize, total: usize) -> BenchEvent {
 fn measure_pairs(comm: &dyn Comm, options: &PairsOptions, on_event: OnEvent<'_>) -> Result {
     let mut on_progress = |done, total| on_event(progress("pairs of ranks", done, total));
     if let Some(mut pairs) = pairs::measure(comm, options, &mut on_progress)? {
-        let findings = pairs::diagnose(&pairs, &options.thresholds);
+        let findings = pairs::diagnose(&pairs);
         pairs.findings = findings.iter().map(ToString::to_string).collect();
         on_event(BenchEvent::Pairs(Box::new(pairs)));
     }
@@ -112,27 +105,21 @@ fn measure_pairs(comm: &dyn Comm, options: &PairsOptions, on_event: OnEvent<'_>)
 
 /// Measures the roofline of every rank, all at the same time.
 fn measure_roofline(comm: &dyn Comm, test: &RooflineTest, on_event: OnEvent<'_>) -> Result {
-    let stop = AtomicBool::new(false);
     let mut on_progress = |case: roofline::CaseProgress<'_>| {
         on_event(progress(case.name, case.done, case.total));
     };
     comm.barrier()?;
     let rows = match test {
-        RooflineTest::Gemm => {
-            roofline::gemm::measure(&GemmSettings::default(), &stop, &mut on_progress)
-        }
-        RooflineTest::Copy => {
-            roofline::copy::measure(&CopySettings::default(), &stop, &mut on_progress)
-        }
+        RooflineTest::Gemm => gemm::measure(&gemm::settings(), &mut on_progress),
+        RooflineTest::Copy => copy::measure(&copy::settings(), &mut on_progress),
         RooflineTest::Disk { dir, bytes } => {
             let settings =
                 DiskSettings { dir: dir.clone(), bytes: *bytes, ..DiskSettings::default() };
-            roofline::disk::measure(&settings, &stop, &mut on_progress)
+            disk::measure(&settings, &mut on_progress)
         }
     };
-    let gathered = roofline::gather(comm, &rows?)?;
+    let all = roofline::gather(comm, &rows?)?;
     if comm.rank() == 0 {
-        let all = roofline::to_rooflines(gathered, |rank| comm.peer(rank).host);
         on_event(BenchEvent::Rooflines(all));
     }
     Ok(())

@@ -168,22 +168,13 @@ pub(super) fn operation_in(text: &str) -> Option<Operation> {
     })
 }
 
+/// The operation with this name without hyphens.
 fn by_name(plain: &str) -> Option<Operation> {
-    Some(match plain {
-        "allreduce" => Operation::AllReduce,
-        "allgather" => Operation::AllGather,
-        "reducescatter" => Operation::ReduceScatter,
-        "broadcast" | "bcast" => Operation::Broadcast,
-        "reduce" => Operation::Reduce,
-        "alltoall" => Operation::AllToAll,
-        "alltoallv" => Operation::AllToAllV,
-        "gather" => Operation::Gather,
-        "scatter" => Operation::Scatter,
-        "sendrecv" => Operation::SendRecv,
-        "hypercube" => Operation::Hypercube,
-        "barrier" => Operation::Barrier,
-        _ => return None,
-    })
+    // The names of those between two ranks occur in other senses.
+    let ambiguous = [Operation::Latency, Operation::Bandwidth, Operation::BiBandwidth];
+    let plain = if plain == "bcast" { "broadcast" } else { plain };
+    let is_named = |known: &Operation| known.name().replace('-', "") == plain;
+    Operation::KNOWN.into_iter().find(is_named).filter(|known| !ambiguous.contains(known))
 }
 
 /// The file name without directory and extension, as a label.

@@ -10,7 +10,7 @@ use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
 use super::context::stem;
 use super::{LineError, ReadError, Result};
 use crate::buffer_mode::BufferMode;
-use crate::cases::same_key;
+use crate::cases::table_of;
 
 /// Whether a line is the header of such a file.
 pub(super) fn is_header(line: &str) -> bool {
@@ -98,7 +98,8 @@ impl<'a> CsvRecord<'a> {
         let size_bytes = size_bytes.ok_or_else(|| self.mismatch("a size_bytes".to_owned(), ""))?;
         let (count, place) = (self.parse("count")?, self.place()?);
         let measured = self.measurement()?;
-        let rows = &mut table_of(&mut self.result_of(results)?.tables, self)?.rows;
+        let key = self.table_key()?;
+        let rows = &mut table_of(&mut self.result_of(results)?.tables, key).rows;
         // The in-place record of a size directly follows its out-of-place record.
         let follows = |row: &BenchRow| (row.size_bytes, row.count) == (size_bytes, count);
         let continues =
@@ -110,6 +111,17 @@ impl<'a> CsvRecord<'a> {
         *place.measurement_mut(&mut row) = measured;
         rows.push(row);
         Ok(())
+    }
+
+    /// The table of this record, without rows.
+    fn table_key(&self) -> Result<BenchTable> {
+        Ok(BenchTable {
+            operation: self.text("operation").map(Operation::from).unwrap_or_default(),
+            dtype: self.text("type"),
+            redop: self.text("redop"),
+            root: self.parse("root")?,
+            rows: Vec::new(),
+        })
     }
 
     /// The result of this record's label.
@@ -130,25 +142,6 @@ impl<'a> CsvRecord<'a> {
         }
         Ok(&mut results[at])
     }
-}
-
-/// The table of a record: the last one, if the key matches.
-fn table_of<'t>(
-    tables: &'t mut Vec<BenchTable>,
-    record: &CsvRecord<'_>,
-) -> Result<&'t mut BenchTable> {
-    let expected = BenchTable {
-        operation: record.text("operation").map(Operation::from).unwrap_or_default(),
-        dtype: record.text("type"),
-        redop: record.text("redop"),
-        root: record.parse("root")?,
-        rows: Vec::new(),
-    };
-    if !tables.last().is_some_and(|table| same_key(table, &expected)) {
-        tables.push(expected);
-    }
-    let last = tables.len() - 1;
-    Ok(&mut tables[last])
 }
 
 /// The records with their line numbers. Quoted cells may contain commas and line ends.

@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use super::nccl_tests::{set_operations, set_shape_from_devices};
 use super::{ReadError, Result, context};
+use crate::cases::table_of;
 
 /// Parses either format.
 pub(super) fn read(name: &str, text: &str) -> Result<BenchResult> {
@@ -255,13 +256,8 @@ impl ResultRow {
         };
         let (dtype, redop) = (self.dtype, self.redop);
         let root = self.root.and_then(|root| root.trim().parse().ok());
-        match tables.last_mut() {
-            Some(t) if t.dtype == dtype && t.redop == redop && t.root == root => t.rows.push(row),
-            _ => {
-                let rows = vec![row];
-                tables.push(BenchTable { dtype, redop, root, rows, ..BenchTable::default() });
-            }
-        }
+        let key = BenchTable { dtype, redop, root, ..BenchTable::default() };
+        table_of(tables, key).rows.push(row);
     }
 }
 

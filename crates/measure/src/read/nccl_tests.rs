@@ -11,6 +11,7 @@ use super::lines::LogLine;
 use super::{ColumnMismatch, LineError};
 use crate::buffer_mode::BufferMode;
 use crate::bus_bandwidth;
+use crate::cases::table_of;
 use columns::{ColumnLayout, ParsedRow};
 
 /// Parser of one run.
@@ -248,18 +249,10 @@ impl NcclTestsParser {
         Ok(())
     }
 
-    fn push_row(&mut self, row: ParsedRow, text: String) {
-        let ParsedRow { dtype, redop, root, mut row } = row;
+    fn push_row(&mut self, ParsedRow { key, mut row }: ParsedRow, text: String) {
         row.line = Some(text);
         self.rows += 1;
-        let tables = &mut self.result.tables;
-        match tables.last_mut() {
-            Some(t) if t.dtype == dtype && t.redop == redop && t.root == root => t.rows.push(row),
-            _ => {
-                let operation = Operation::Unknown;
-                tables.push(BenchTable { operation, dtype, redop, root, rows: vec![row] });
-            }
-        }
+        table_of(&mut self.result.tables, key).rows.push(row);
     }
 
     /// The result; `None` without a table.

@@ -6,9 +6,9 @@ use regatta_model::RankRoofline;
 use super::RooflineRow;
 use crate::CommResult;
 
-/// Gathers the rows of all ranks on rank 0; the other ranks get an empty list. Collective: a rank
-/// whose measurement failed takes part without rows.
-pub fn gather(comm: &dyn Comm, rows: &[RooflineRow]) -> CommResult<Vec<(u32, Vec<RooflineRow>)>> {
+/// Gathers the rows of all ranks on rank 0, with rank and host; the other ranks get an empty list.
+/// Collective: a rank whose measurement failed takes part without rows.
+pub fn gather(comm: &dyn Comm, rows: &[RooflineRow]) -> CommResult<Vec<RankRoofline>> {
     let failed = |rank: u32, error: serde_json::Error| CommError::System {
         what: format!("roofline rows of {}", comm.peer(rank)),
         why: error.to_string(),
@@ -19,29 +19,20 @@ pub fn gather(comm: &dyn Comm, rows: &[RooflineRow]) -> CommResult<Vec<(u32, Vec
     let lengths: Vec<usize> = lengths.into_iter().map(|bytes| bytes.max(0) as usize).collect();
     let mut all = vec![0u8; if comm.rank() == 0 { lengths.iter().sum() } else { 0 }];
     comm.gather_v(&own, &mut all, &lengths, 0)?;
+    let mut found = Vec::new();
     if comm.rank() != 0 {
-        return Ok(Vec::new());
+        return Ok(found);
     }
     let mut rest = all.as_slice();
-    let mut found = Vec::with_capacity(lengths.len());
     for (rank, bytes) in (0..).zip(lengths) {
         let (own, others) = rest.split_at(bytes.min(rest.len()));
         rest = others;
-        found.push((rank, serde_json::from_slice(own).map_err(|error| failed(rank, error))?));
+        let rows: Vec<RooflineRow> =
+            serde_json::from_slice(own).map_err(|error| failed(rank, error))?;
+        let host = comm.peer(rank).host;
+        found.extend(rows.into_iter().map(|row| RankRoofline { rank, host: host.clone(), row }));
     }
     Ok(found)
-}
-
-/// Adds rank and host to gathered rows, as stored in a result.
-pub fn to_rooflines(
-    gathered: Vec<(u32, Vec<RooflineRow>)>,
-    host: impl Fn(u32) -> String,
-) -> Vec<RankRoofline> {
-    let of_rank = |(rank, rows): (u32, Vec<RooflineRow>)| {
-        let host = host(rank);
-        rows.into_iter().map(move |row| RankRoofline { rank, host: host.clone(), row })
-    };
-    gathered.into_iter().flat_map(of_rank).collect()
 }
 
 #[cfg(test)]
@@ -65,9 +56,10 @@ mod tests {
         let mut found = on_ranks(4, |comm| gather(&comm, &rows(comm.rank())).unwrap());
         assert!(found[1..].iter().all(Vec::is_empty));
         let first = found.remove(0);
-        assert_eq!(first, (0..4).map(|rank| (rank, rows(rank))).collect::<Vec<_>>());
-        let rooflines = to_rooflines(first, |rank| format!("n{rank}"));
-        assert_eq!(rooflines.len(), 5);
-        assert_eq!((rooflines[2].rank, rooflines[2].host.as_str()), (2, "n2"));
+        let found: Vec<_> = first.iter().map(|of| (of.rank, of.row.clone())).collect();
+        let of_rank = |rank| rows(rank).into_iter().map(move |row| (rank, row));
+        assert_eq!(found, (0..4).flat_map(of_rank).collect::<Vec<_>>());
+        assert_eq!(first.len(), 5);
+        assert!(first.iter().all(|of| !of.host.is_empty()));
     }
 }

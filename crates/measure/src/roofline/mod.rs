@@ -17,13 +17,40 @@ mod threads;
 mod timing;
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use gather::{gather, to_rooflines};
+pub use gather::gather;
 pub use regatta_model::RooflineRow;
 pub use timing::TimingOptions;
 
-/// Progress of a measurement, reported when a case starts and, with its row, when it ends.
+/// What [`gemm::measure`] and [`copy::measure`] measure.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RooflineSettings {
+    /// Matrix rows, or bytes of an array, on the CPU.
+    pub sizes: Vec<usize>,
+    /// Those on a GPU.
+    pub gpu_sizes: Vec<usize>,
+    /// Threads of the rank; a single thread is measured as well.
+    pub threads: usize,
+    /// Whether to measure the first visible GPU, if any.
+    pub gpu: bool,
+    /// Repetitions.
+    pub timing: TimingOptions,
+}
+
+impl RooflineSettings {
+    /// These sizes on all cores and the first GPU.
+    fn of_sizes(sizes: &[usize], gpu_sizes: &[usize]) -> Self {
+        Self {
+            sizes: sizes.to_vec(),
+            gpu_sizes: gpu_sizes.to_vec(),
+            threads: rank_threads(),
+            gpu: true,
+            timing: TimingOptions::default(),
+        }
+    }
+}
+
+/// Progress of a measurement, reported when a case starts and when it ends.
 ///
 /// Ranks with the same settings and GPUs have the same cases in the same order, so the callback may
 /// synchronise them before each case.
@@ -35,8 +62,6 @@ pub struct CaseProgress<'a> {
     pub total: usize,
     /// The case that starts or ended.
     pub name: &'a str,
-    /// Its row, if it ended.
-    pub row: Option<&'a RooflineRow>,
 }
 
 /// A failed measurement.
@@ -58,9 +83,9 @@ pub enum RooflineError {
          to fewer CPUs"
     )]
     Threads { threads: usize, source: std::io::Error },
-    /// An invalid setting.
-    #[error("{message}")]
-    InvalidSetting { message: String },
+    /// A file without bytes has no bandwidth.
+    #[error("invalid file size 0: at least 1 byte is required")]
+    EmptyFile,
 }
 
 type Result<T = (), E = RooflineError> = std::result::Result<T, E>;
@@ -83,31 +108,26 @@ fn threads_text(threads: usize) -> String {
 /// Runs the cases of a measurement, reports progress and collects the rows.
 struct Cases<'a> {
     total: usize,
-    stop: &'a AtomicBool,
     on_progress: &'a mut dyn FnMut(CaseProgress<'_>),
     rows: Vec<RooflineRow>,
     notes: Vec<String>,
 }
 
 impl<'a> Cases<'a> {
-    fn new(stop: &'a AtomicBool, on_progress: &'a mut dyn FnMut(CaseProgress<'_>)) -> Self {
-        Self { total: 0, stop, on_progress, rows: Vec::new(), notes: Vec::new() }
+    fn new(on_progress: &'a mut dyn FnMut(CaseProgress<'_>)) -> Self {
+        Self { total: 0, on_progress, rows: Vec::new(), notes: Vec::new() }
     }
 
-    /// Measures one case unless stopped; `None` from `measure` means it was interrupted.
+    /// Measures one case.
     fn case<E>(
         &mut self,
         name: &str,
-        measure: impl FnOnce(&AtomicBool) -> Result<Option<RooflineRow>, E>,
+        measure: impl FnOnce() -> Result<RooflineRow, E>,
     ) -> Result<(), E> {
-        if self.stop.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let progress = CaseProgress { done: self.rows.len(), total: self.total, name, row: None };
+        let progress = CaseProgress { done: self.rows.len(), total: self.total, name };
         (self.on_progress)(progress);
-        let Some(row) = measure(self.stop)? else { return Ok(()) };
-        (self.on_progress)(CaseProgress { done: progress.done + 1, row: Some(&row), ..progress });
-        self.rows.push(row);
+        self.rows.push(measure()?);
+        (self.on_progress)(CaseProgress { done: self.rows.len(), ..progress });
         Ok(())
     }
 
@@ -126,27 +146,22 @@ mod tests {
 
     #[test]
     fn progress_is_reported_at_the_start_and_end_of_each_case() {
-        let stop = AtomicBool::new(false);
         let mut reported = Vec::new();
         let mut on_progress = |p: CaseProgress<'_>| {
-            reported.push((p.done, p.total, p.name.to_owned(), p.row.is_some()));
+            reported.push((p.done, p.total, p.name.to_owned()));
         };
-        let mut cases = Cases::new(&stop, &mut on_progress);
+        let mut cases = Cases::new(&mut on_progress);
         cases.total = 3;
-        for name in ["a", "b", "c"] {
-            let measured = cases.case(name, |stop| {
-                stop.store(name == "b", Ordering::Relaxed);
-                let row = RooflineRow { case: name.to_owned(), ..RooflineRow::default() };
-                Result::<_>::Ok(Some(row))
-            });
-            measured.unwrap();
+        for name in ["a", "b"] {
+            let row = RooflineRow { case: name.to_owned(), ..RooflineRow::default() };
+            cases.case(name, || Result::<_>::Ok(row)).unwrap();
         }
         cases.notes.push("no GPU".to_owned());
         let rows = cases.into_rows();
-        assert_eq!(rows.len(), 2, "measuring continued after stop");
+        assert_eq!(rows.len(), 2);
         assert_eq!((rows[0].notes.len(), rows[0].notes[0].as_str()), (1, "no GPU"));
-        let all = [(0, "a", false), (1, "a", true), (1, "b", false), (2, "b", true)];
-        assert_eq!(reported, all.map(|(done, name, row)| (done, 3, name.to_owned(), row)));
+        let all = [(0, "a"), (1, "a"), (1, "b"), (2, "b")];
+        assert_eq!(reported, all.map(|(done, name)| (done, 3, name.to_owned())));
     }
 
     #[test]

@@ -5,17 +5,18 @@
 //! slice. The best call of a thread is therefore undisturbed even on busy cores, while the mean shows
 //! what the node can sustain.
 
-use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use regatta_comm::gpu_runtime::Vendor;
 use regatta_model::RooflineKind;
+use regatta_model::bench::{Rate, RateTest};
 
-use super::gemm::{self, GemmSettings};
 use super::gpu::{GpuResult, RooflineGpu};
 use super::threads::ThreadKernel;
-use super::{Cases, Result, RooflineError, RooflineRow, TimingOptions, copy};
+use super::{
+    Cases, Result, RooflineError, RooflineRow, RooflineSettings, TimingOptions, copy, gemm,
+};
 
 /// Rows of the matrices of a CPU thread.
 const GEMM_ROWS: usize = 256;
@@ -26,64 +27,22 @@ const GPU_GEMM_ROWS: usize = 4096;
 /// Bytes of a copy on or to a GPU.
 const GPU_COPY_BYTES: usize = 256 << 20;
 
-/// A rate in FLOP/s or bytes per second.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct NodeRate {
-    /// What was measured.
-    pub test: NodeTest,
-    /// Index of the visible GPU; `None` for all cores.
-    pub gpu: Option<u32>,
-    /// Best repetition; of the cores the sum over the threads.
-    pub best: f64,
-    /// Mean, or median on GPUs.
-    pub sustained: f64,
-}
-
-/// What a [`NodeRate`] measures.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NodeTest {
-    /// Matrix products: f32 on the CPUs, bf16 on GPUs.
-    Gemm,
-    /// Copies within the memory of the CPUs or of a GPU.
-    Copy,
-    /// Copies from pinned host memory to a GPU.
-    HostToDevice,
-    /// Copies from a GPU to pinned host memory.
-    DeviceToHost,
-}
-
 /// Measures the cores with this many threads, each test for this time.
-pub fn cpus(threads: usize, time: Duration) -> Result<Vec<NodeRate>> {
+pub fn cpus(threads: usize, time: Duration) -> Result<Vec<Rate>> {
     let flops = 2.0 * (GEMM_ROWS as f64).powi(3);
-    let gemm = rate(NodeTest::Gemm, flops, threads, time, || gemm::square(GEMM_ROWS))?;
-    let copies = || Copy { from: Vec::new(), to: Vec::new() };
-    Ok(vec![gemm, rate(NodeTest::Copy, COPY_BYTES as f64, threads, time, copies)?])
-}
-
-struct Copy {
-    from: Vec<u8>,
-    to: Vec<u8>,
-}
-
-impl ThreadKernel for Copy {
-    fn init(&mut self) {
-        (self.from, self.to) = (vec![1; COPY_BYTES], vec![0; COPY_BYTES]);
-    }
-
-    fn run(&mut self) {
-        self.to.copy_from_slice(&self.from);
-        std::hint::black_box(&mut self.to);
-    }
+    let gemm = rate(RateTest::Gemm, flops, threads, time, || gemm::square(GEMM_ROWS))?;
+    let copies = || copy::copies(COPY_BYTES);
+    Ok(vec![gemm, rate(RateTest::Copy, COPY_BYTES as f64, threads, time, copies)?])
 }
 
 /// Runs a kernel of `amount` operations on all threads, independently of each other.
 fn rate<K: ThreadKernel>(
-    test: NodeTest,
+    test: RateTest,
     amount: f64,
     threads: usize,
     time: Duration,
     kernel: impl Fn() -> K,
-) -> Result<NodeRate> {
+) -> Result<Rate> {
     let of_threads = thread::scope(|scope| {
         let start = |_| {
             let mut kernel = kernel();
@@ -96,7 +55,7 @@ fn rate<K: ThreadKernel>(
         Ok(started.into_iter().filter_map(|thread| thread.join().ok()).collect::<Vec<_>>())
     })?;
     let sum = |of: fn(&(f64, f64)) -> f64| of_threads.iter().map(of).sum();
-    Ok(NodeRate { test, gpu: None, best: sum(|r| r.0), sustained: sum(|r| r.1) })
+    Ok(Rate { test, gpu: None, best: sum(|r| r.0), sustained: sum(|r| r.1) })
 }
 
 /// Best and mean rate of calls for this time.
@@ -115,7 +74,7 @@ fn repeat(kernel: &mut impl ThreadKernel, amount: f64, time: Duration) -> (f64, 
 }
 
 /// Measures the first `count` visible GPUs. A GPU that fails is noted.
-pub fn gpus(vendor: Vendor, count: u32) -> (Vec<NodeRate>, Vec<String>) {
+pub fn gpus(vendor: Vendor, count: u32) -> (Vec<Rate>, Vec<String>) {
     let (mut rates, mut notes) = (Vec::new(), Vec::new());
     for index in 0..count {
         match gpu(vendor, index) {
@@ -126,31 +85,31 @@ pub fn gpus(vendor: Vendor, count: u32) -> (Vec<NodeRate>, Vec<String>) {
     (rates, notes)
 }
 
-fn gpu(vendor: Vendor, index: u32) -> GpuResult<Vec<NodeRate>> {
+fn gpu(vendor: Vendor, index: u32) -> GpuResult<Vec<Rate>> {
     let [repetition_time, case_time] = [10, 100].map(Duration::from_millis);
     let timing = TimingOptions { max_repetitions: 10, repetition_time, case_time };
-    let stop = AtomicBool::new(false);
     let mut report = |_: super::CaseProgress<'_>| ();
-    let mut cases = Cases::new(&stop, &mut report);
+    let mut cases = Cases::new(&mut report);
     let device = RooflineGpu::open(vendor, index)?;
-    let settings =
-        copy::CopySettings { gpu_sizes: vec![GPU_COPY_BYTES], timing, ..Default::default() };
+    let gpu_sizes = vec![GPU_COPY_BYTES];
+    let settings = RooflineSettings { gpu_sizes, timing, ..copy::settings() };
     copy::measure_gpu(&device, &mut cases, &settings)?;
-    let settings = GemmSettings { gpu_sizes: vec![GPU_GEMM_ROWS], timing, ..Default::default() };
+    let gpu_sizes = vec![GPU_GEMM_ROWS];
+    let settings = RooflineSettings { gpu_sizes, timing, ..gemm::settings() };
     gemm::measure_gpu_bf16(device, &mut cases, &settings)?;
     Ok(cases.into_rows().iter().filter_map(|row| gpu_rate(row, index)).collect())
 }
 
-fn gpu_rate(row: &RooflineRow, index: u32) -> Option<NodeRate> {
+fn gpu_rate(row: &RooflineRow, index: u32) -> Option<Rate> {
     let test = match (row.kind, row.case.as_str()) {
-        (RooflineKind::Gemm, _) => NodeTest::Gemm,
-        (_, case) if case.starts_with("host to device") => NodeTest::HostToDevice,
-        (_, case) if case.starts_with("device to host") => NodeTest::DeviceToHost,
-        (_, case) if case.starts_with("device to device") => NodeTest::Copy,
+        (RooflineKind::Gemm, _) => RateTest::Gemm,
+        (_, case) if case.starts_with("host to device") => RateTest::HostToDevice,
+        (_, case) if case.starts_with("device to host") => RateTest::DeviceToHost,
+        (_, case) if case.starts_with("device to device") => RateTest::Copy,
         _ => return None,
     };
     // Rows are in units of 1e9.
-    Some(NodeRate { test, gpu: Some(index), best: row.best * 1e9, sustained: row.median * 1e9 })
+    Some(Rate { test, gpu: Some(index), best: row.best * 1e9, sustained: row.median * 1e9 })
 }
 
 #[cfg(test)]
@@ -160,8 +119,8 @@ mod tests {
     #[test]
     fn cores_have_rates_of_gemm_and_copy() {
         let rates = cpus(2, Duration::from_millis(5)).unwrap();
-        let tests: Vec<NodeTest> = rates.iter().map(|rate| rate.test).collect();
-        assert_eq!(tests, [NodeTest::Gemm, NodeTest::Copy]);
+        let tests: Vec<RateTest> = rates.iter().map(|rate| rate.test).collect();
+        assert_eq!(tests, [RateTest::Gemm, RateTest::Copy]);
         for rate in rates {
             assert!(rate.best >= rate.sustained && rate.sustained > 0.0, "{rate:?}");
             assert!(rate.best.is_finite());

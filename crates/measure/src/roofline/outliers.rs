@@ -1,12 +1,11 @@
 //! Outlier detection: ranks that are slower than the others at the same metric, or lack it. No I/O.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 
 use regatta_model::{RankRoofline, RateUnit, RooflineKind};
 
 use super::RooflineRow;
-use super::text::format_rate;
 
 /// Threshold in median absolute deviations: three standard deviations of 1.4826 MAD each, assuming
 /// a normal distribution.
@@ -149,15 +148,13 @@ type MetricGroup<'a> = (MetricKey, Vec<&'a RankRoofline>);
 
 /// Groups rows by metric, in measurement order.
 fn by_key(rooflines: &[RankRoofline]) -> Vec<MetricGroup<'_>> {
-    let mut indices: BTreeMap<MetricKey, usize> = BTreeMap::new();
     let mut found: Vec<MetricGroup<'_>> = Vec::new();
     for entry in rooflines.iter().filter(|entry| entry.row.median.is_finite()) {
         let key = MetricKey::of(&entry.row);
-        let index = *indices.entry(key.clone()).or_insert(found.len());
-        if index == found.len() {
-            found.push((key, Vec::new()));
+        match found.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, members)) => members.push(entry),
+            None => found.push((key, vec![entry])),
         }
-        found[index].1.push(entry);
     }
     found
 }
@@ -195,6 +192,17 @@ fn find_missing(ranks: &[(u32, String)], by_key: &[MetricGroup<'_>]) -> Vec<Miss
         (!keys.is_empty()).then(|| MissingMetrics { rank: *rank, host: host.clone(), keys })
     };
     ranks.iter().filter_map(missing).collect()
+}
+
+/// Three significant digits, or all digits before the point.
+pub(super) fn format_rate(rate: f64) -> String {
+    let decimals = match rate {
+        r if r >= 100.0 => 0,
+        r if r >= 10.0 => 1,
+        r if r >= 1.0 => 2,
+        _ => 4,
+    };
+    format!("{rate:.decimals$}")
 }
 
 #[cfg(test)]

@@ -5,7 +5,13 @@ use std::collections::BTreeMap;
 use regatta_draw::table;
 use regatta_model::{CpuSet, RankRoofline, RooflineKind};
 
-use super::outliers::Outliers;
+use super::outliers::{Outliers, format_rate};
+
+/// The rows, the outliers and the notes, a line each.
+pub fn report(rooflines: &[RankRoofline], outliers: &Outliers) -> String {
+    let lines = [table(rooflines, outliers), findings(outliers), notes(rooflines)].concat();
+    lines.join("\n") + "\n"
+}
 
 /// All rows with their ratio to the median; outliers are marked.
 pub fn table(rooflines: &[RankRoofline], outliers: &Outliers) -> Vec<String> {
@@ -53,17 +59,6 @@ pub fn notes(rooflines: &[RankRoofline]) -> Vec<String> {
         format!("note: {}, {noun} {some}: {note}", kind.name())
     };
     by_note.into_iter().map(line).collect()
-}
-
-/// Three significant digits, or all digits before the point.
-pub(super) fn format_rate(rate: f64) -> String {
-    let decimals = match rate {
-        r if r >= 100.0 => 0,
-        r if r >= 10.0 => 1,
-        r if r >= 1.0 => 2,
-        _ => 4,
-    };
-    format!("{rate:.decimals$}")
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! Runs a kernel on several threads at once and times them together.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -42,13 +41,13 @@ struct WorkerThread {
 pub(super) fn time_threads<W: ThreadKernel>(
     all: &mut [W],
     timing: &TimingOptions,
-    stop: &AtomicBool,
-) -> Result<Option<Samples>> {
+) -> Result<Samples> {
     let threads = all.len();
-    let Some((own, others)) = all.split_first_mut() else { return Ok(None) };
+    let mut kernels = all.iter_mut();
+    let mut own = kernels.next();
     thread::scope(|scope| {
         let mut workers = Vec::new();
-        for kernel in others {
+        for kernel in kernels {
             let (commands, received) = channel::<Command>();
             let (finished, done) = channel();
             let serve = move || {
@@ -64,19 +63,23 @@ pub(super) fn time_threads<W: ThreadKernel>(
             started.map_err(|source| RooflineError::Threads { threads, source })?;
             workers.push(WorkerThread { commands, done });
         }
-        round(own, &workers, Command::Init);
-        time(timing, stop, |calls| Ok(round(own, &workers, Command::Run(calls))))
+        round(&mut own, &workers, Command::Init);
+        time(timing, |calls| Ok(round(&mut own, &workers, Command::Run(calls))))
     })
 }
 
 /// Executes a command on all threads; returns the time until the last is done.
-fn round(own: &mut impl ThreadKernel, workers: &[WorkerThread], command: Command) -> Duration {
+fn round<W: ThreadKernel>(
+    own: &mut Option<&mut W>,
+    workers: &[WorkerThread],
+    command: Command,
+) -> Duration {
     let begin = Instant::now();
     // A missing worker has panicked; the scope propagates the panic.
     for worker in workers {
         let _ = worker.commands.send(command);
     }
-    command.execute(own);
+    own.iter_mut().for_each(|kernel| command.execute(*kernel));
     for worker in workers {
         let _ = worker.done.recv();
     }
@@ -109,10 +112,9 @@ mod tests {
         let mut all: Vec<Counter> = (0..3).map(|_| Counter::default()).collect();
         let [repetition_time, case_time] = [100, 1000].map(Duration::from_micros);
         let timing = TimingOptions { max_repetitions: 4, repetition_time, case_time };
-        let timed = |all: &mut [Counter]| time_threads(all, &timing, &AtomicBool::new(false));
-        let calls = timed(&mut all).unwrap().unwrap().calls;
+        let timed = |all: &mut [Counter]| time_threads(all, &timing);
+        let calls = timed(&mut all).unwrap().calls;
         assert!(all[0].calls > calls);
         assert!(all.iter().all(|counter| counter.calls == all[0].calls));
-        assert!(timed(&mut []).unwrap().is_none());
     }
 }

@@ -1,6 +1,5 @@
 //! Chooses repetitions and computes rates from their times.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use regatta_model::{RateUnit, RooflineKind, RooflineRow};
@@ -62,32 +61,27 @@ pub(super) struct Samples {
     times: Vec<Duration>,
 }
 
-/// Times calls: `round` runs the given number and returns their time. `None` if stopped before the
-/// first repetition.
+/// Times calls: `round` runs the given number and returns their time.
 pub(super) fn time<E>(
     timing: &TimingOptions,
-    stop: &AtomicBool,
     mut round: impl FnMut(u64) -> Result<Duration, E>,
-) -> Result<Option<Samples>, E> {
+) -> Result<Samples, E> {
     // Warm-up: touches memory and loads code.
     round(1)?;
     let mut calls = 1;
     let mut elapsed = round(calls)?;
-    let stopped = || stop.load(Ordering::Relaxed);
-    while let Some(more) = timing.next_calls(calls, elapsed).filter(|_| !stopped()) {
+    while let Some(more) = timing.next_calls(calls, elapsed) {
         calls = more;
         elapsed = round(calls)?;
     }
-    let repetitions = (0..timing.repetitions(elapsed)).take_while(|_| !stopped());
-    let times = repetitions.map(|_| round(calls)).collect::<Result<_, E>>()?;
+    let times = (0..timing.repetitions(elapsed)).map(|_| round(calls)).collect::<Result<_, E>>()?;
     Ok(Samples::new(calls, times))
 }
 
 impl Samples {
-    /// `None` without times.
-    pub(super) fn new(calls: u64, mut times: Vec<Duration>) -> Option<Self> {
+    pub(super) fn new(calls: u64, mut times: Vec<Duration>) -> Self {
         times.sort_unstable();
-        (!times.is_empty() && calls > 0).then_some(Self { calls, times })
+        Self { calls, times }
     }
 
     /// The row of calls that each process `amount` units.
@@ -123,17 +117,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn not_stopped() -> AtomicBool {
-        AtomicBool::new(false)
-    }
-
     /// Simulates a call of `one_ns` nanoseconds.
     fn timed(one_ns: u64, overhead_ns: u64) -> Samples {
         let timing = TimingOptions::default();
         let round = |calls: u64| {
             Ok::<_, ()>(Duration::from_nanos(overhead_ns + calls.saturating_mul(one_ns)))
         };
-        time(&timing, &not_stopped(), round).unwrap().unwrap()
+        time(&timing, round).unwrap()
     }
 
     #[test]
@@ -146,25 +136,9 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_timing_returns_its_samples() {
-        let stop = not_stopped();
-        let mut rounds = 0;
-        let round = |_| {
-            rounds += 1;
-            stop.store(rounds == 4, Ordering::Relaxed);
-            Ok::<_, ()>(Duration::from_millis(20))
-        };
-        let found = time(&TimingOptions::default(), &stop, round).unwrap().unwrap();
-        assert_eq!(found.times.len(), 2, "two rounds warm up, two are timed");
-        let round = |_| Ok::<_, ()>(Duration::from_millis(20));
-        let found = time(&TimingOptions::default(), &AtomicBool::new(true), round);
-        assert_eq!(found.unwrap(), None);
-    }
-
-    #[test]
     fn rates_are_those_of_the_minimum_and_median_times() {
         let millis = Duration::from_millis;
-        let found = Samples::new(2, vec![millis(40), millis(20), millis(30)]).unwrap();
+        let found = Samples::new(2, vec![millis(40), millis(20), millis(30)]);
         let row = found.row(RooflineKind::Copy, "x".into(), 1.0, RateUnit::GigabytesPerSecond);
         assert!((row.best - 100.0).abs() < 1e-9 && (row.median - 1e3 / 15.0).abs() < 1e-9);
         assert!((row.time_us - 15_000.0).abs() < 1e-6);

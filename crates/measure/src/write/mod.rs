@@ -7,4 +7,6 @@ mod nccl_tests;
 
 pub(crate) use csv::quoted;
 pub use csv::{HEADER as CSV_HEADER, csv};
-pub use nccl_tests::{TableLayout, footer, header, nccl_tests, preamble, program_name, row};
+pub use nccl_tests::{
+    TableLayout, footer, header, nccl_tests, preamble, program_name, row, totals,
+};

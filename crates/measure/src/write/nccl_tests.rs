@@ -192,7 +192,12 @@ fn body(layout: TableLayout, measured: &Measurement) -> String {
 /// The lines after the table of an operation.
 pub fn footer(result: &BenchResult, operation: &Operation) -> String {
     let own = result.summary.clone().filter(|_| result.operations().len() == 1);
-    let summary = own.unwrap_or_else(|| summarize(result, operation));
+    let summary = own.unwrap_or_else(|| {
+        let tables = result.tables.iter().filter(|table| table.operation == *operation);
+        let (wrong, mean) = totals(tables);
+        let (out_of_bounds, average_busbw) = (Some(wrong), Some(mean.unwrap_or(0.0)));
+        BenchSummary { out_of_bounds, average_busbw, average_ok: None }
+    });
     let wrong = summary.out_of_bounds.unwrap_or_default();
     let mean = summary.average_busbw.map_or_else(|| "N/A".to_owned(), format_g);
     let status = match summary.average_ok {
@@ -209,19 +214,14 @@ pub fn footer(result: &BenchResult, operation: &Operation) -> String {
     )
 }
 
-/// Summary of an operation, computed from its rows.
-fn summarize<'a>(result: &'a BenchResult, operation: &Operation) -> BenchSummary {
-    let tables = result.tables.iter().filter(|table| table.operation == *operation);
+/// Wrong elements of all rows, and the mean of their bus bandwidths, if there are any.
+pub fn totals<'a>(tables: impl Iterator<Item = &'a BenchTable>) -> (u64, Option<f64>) {
     let rows: Vec<&BenchRow> = tables.flat_map(|table| &table.rows).collect();
     let both = |row: &&'a BenchRow| BufferMode::BOTH.map(|place| place.measurement(row));
     let wrong = rows.iter().flat_map(both).flatten().filter_map(|measured| measured.wrong);
     // Rows of 0 bytes have no bandwidth.
     let sized = rows.iter().filter(|row| row.size_bytes > 0);
     let busbw: Vec<f64> = sized.flat_map(both).flatten().filter_map(|m| m.busbw).collect();
-    BenchSummary {
-        out_of_bounds: Some(wrong.fold(0, u64::saturating_add)),
-        // The sum of no values is -0.
-        average_busbw: Some((busbw.iter().sum::<f64>() + 0.0) / busbw.len().max(1) as f64),
-        average_ok: None,
-    }
+    let mean = (!busbw.is_empty()).then(|| busbw.iter().sum::<f64>() / busbw.len() as f64);
+    (wrong.fold(0, u64::saturating_add), mean)
 }

@@ -114,3 +114,30 @@ impl RooflineRow {
         values.into_iter().find(|value| !value.is_finite() || *value < 0.0)
     }
 }
+
+/// A short measurement.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Rate {
+    /// What was measured.
+    pub test: RateTest,
+    /// The GPU; `None` for the CPUs.
+    pub gpu: Option<u32>,
+    /// Best repetition, in FLOP/s or bytes per second. Undisturbed by other processes.
+    pub best: f64,
+    /// Mean of all repetitions: also low where a cgroup or other processes take the CPUs away.
+    pub sustained: f64,
+}
+
+/// A measured rate of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RateTest {
+    /// Matrix multiplication.
+    Gemm,
+    /// Memory copy.
+    Copy,
+    /// Copy from host memory to the GPU.
+    HostToDevice,
+    /// Copy from the GPU to host memory.
+    DeviceToHost,
+}

@@ -3,6 +3,28 @@
 use clap::{CommandFactory, Parser};
 
 use super::*;
+use crate::args::bench::BenchCommand;
+
+/// Parses the words after `regatta bench`.
+pub fn parse_bench<W: Into<OsString>>(
+    words: impl IntoIterator<Item = W>,
+) -> Result<BenchCommand, clap::Error> {
+    let words = words.into_iter().map(Into::into);
+    let words = ["regatta", "bench"].map(OsString::from).into_iter().chain(words);
+    match Cli::try_parse_from(words)?.command {
+        Command::Bench(args) => Ok(args.command),
+        other => panic!("not a benchmark: {other:?}"),
+    }
+}
+
+/// Parses the words after `regatta train`.
+pub fn parse_train(words: &str) -> Result<TrainArgs, clap::Error> {
+    let words = ["regatta", "train"].into_iter().chain(words.split_whitespace());
+    match Cli::try_parse_from(words)?.command {
+        Command::Train(args) => Ok(*args),
+        other => panic!("not a training: {other:?}"),
+    }
+}
 
 /// The examples in a help text: lines with `regatta` up to the explanation, which follows two spaces.
 fn examples(help: &str) -> Vec<String> {

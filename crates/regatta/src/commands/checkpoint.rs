@@ -1,18 +1,16 @@
 //! `regatta checkpoint`: inspect and verify checkpoints; import and export Hugging Face models.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use clap::{Args, Subcommand};
 use regatta_model::{run_folder, units};
 use regatta_predict::shape::ModelShape;
 use regatta_train::checkpoint::huggingface::{self, HuggingFaceError};
 use regatta_train::checkpoint::manifest::{Manifest, ShardCounts};
 use regatta_train::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointMeta, SPLIT, Shard, State, StateTensor, Writer,
-    has_checkpoint,
+    Checkpoint, CheckpointMeta, SPLIT, Shard, State, StateTensor, Writer, has_checkpoint,
 };
 use regatta_train::data::Tokenizer;
 use regatta_train::training::TOKENIZER;
@@ -20,73 +18,11 @@ use regatta_train::{load, run_paths};
 use serde_json::json;
 
 use super::runs::no_checkpoint;
+use crate::args::checkpoint::{
+    CheckpointArgs, CheckpointCommand, ExportArgs, FolderArgs, ImportArgs,
+};
 use crate::cli::{ERROR, FAINT, GOOD, HEADING};
 use crate::output;
-
-/// `regatta checkpoint`.
-#[derive(Debug, Args)]
-pub struct CheckpointArgs {
-    /// Action
-    #[command(subcommand)]
-    command: CheckpointCommand,
-}
-
-#[derive(Debug, Subcommand)]
-enum CheckpointCommand {
-    /// Show a checkpoint's step, model, tensors and configuration
-    Show(FolderArgs),
-    /// Check that all tensors are there and that all checksums match; exit 1 on corruption
-    Verify(FolderArgs),
-    /// Convert a Hugging Face GPT-2 or Llama model to a checkpoint: parameters only, step 0
-    Import(ImportArgs),
-    /// Convert a checkpoint to a model that transformers loads
-    Export(ExportArgs),
-}
-
-#[derive(Debug, Args)]
-struct FolderArgs {
-    /// A checkpoint, a folder of checkpoints, or a run folder; the latest checkpoint is used
-    #[arg(value_name = "FOLDER")]
-    folder: PathBuf,
-    /// Print as JSON
-    #[arg(long)]
-    json: bool,
-}
-
-#[derive(Debug, Args)]
-struct ImportArgs {
-    /// Folder with config.json and model.safetensors, or with sharded safetensors and their index
-    #[arg(value_name = "MODEL")]
-    model: PathBuf,
-    /// Folder of checkpoints to write to; not that of a run
-    #[arg(long, value_name = "FOLDER")]
-    to: PathBuf,
-    /// Write to a folder that has a checkpoint, and replace that of an earlier import
-    #[arg(long)]
-    force: bool,
-    /// Print the result as JSON
-    #[arg(long)]
-    json: bool,
-}
-
-#[derive(Debug, Args)]
-struct ExportArgs {
-    /// A checkpoint, a folder of checkpoints, or a run folder; the latest checkpoint is used
-    #[arg(value_name = "FOLDER")]
-    folder: PathBuf,
-    /// Folder to write the model to; not a run folder
-    #[arg(long, value_name = "MODEL")]
-    to: PathBuf,
-    /// Overwrite the files of an earlier export
-    #[arg(long)]
-    force: bool,
-    /// tokenizer.json to include [default: the checkpoint's]
-    #[arg(long, value_name = "FILE")]
-    tokenizer: Option<PathBuf>,
-    /// Print the result as JSON
-    #[arg(long)]
-    json: bool,
-}
 
 /// Runs the command.
 pub fn run(args: &CheckpointArgs) -> Result<ExitCode> {
@@ -265,21 +201,11 @@ fn import_tokenizer(model: &Path, to: &Path) -> Result<Option<Tokenizer>> {
     Ok(Some(tokenizer))
 }
 
-/// An error of the checkpoint or of the model.
-#[derive(Debug, thiserror::Error)]
-enum ExportError {
-    #[error(transparent)]
-    Model(#[from] HuggingFaceError),
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
-}
-
 fn export(args: &ExportArgs) -> Result<()> {
     let checkpoint = find(&args.folder)?;
     let shape = &checkpoint.meta().shape;
-    let mut read = |name: &str| -> Result<_, ExportError> {
-        Ok(checkpoint.read_whole(name, StateTensor::Parameter)?)
-    };
+    let mut read =
+        |name: &str| -> Result<_> { Ok(checkpoint.read_whole(name, StateTensor::Parameter)?) };
     let tokenizer = export_tokenizer(args, &checkpoint)?;
     huggingface::export(&args.to, shape, &mut read, tokenizer.as_ref(), args.force)?;
     report(args.json, "model", &args.to, shape)
@@ -292,8 +218,6 @@ fn export_tokenizer(args: &ExportArgs, checkpoint: &Checkpoint) -> Result<Option
 }
 
 fn report(json: bool, what: &str, path: &Path, shape: &ModelShape) -> Result<()> {
-    output::print(&match json {
-        true => format!("{}\n", json!({ what: path, "shape": shape })),
-        false => format!("{}: {}\n", path.display(), describe(shape)),
-    })
+    let to_json = || output::json_line(&json!({ what: path, "shape": shape }));
+    output::print_report(json, to_json, || format!("{}: {}\n", path.display(), describe(shape)))
 }

@@ -3,13 +3,12 @@
 use std::io::Write;
 
 use anyhow::{Context, Result};
-use clap::CommandFactory;
 
 use crate::cli::Cli;
 
 /// Runs the command.
 pub fn run(shell: clap_complete::Shell) -> Result<()> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "regatta", &mut script);
+    clap_complete::generate(shell, &mut Cli::declaration(), "regatta", &mut script);
     std::io::stdout().write_all(&script).context("standard output")
 }

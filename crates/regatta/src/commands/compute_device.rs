@@ -39,8 +39,9 @@ pub enum ComputeDevice {
         device: Box<CudaDevice>,
         /// Its index among the visible ones.
         index: u32,
-        /// The lowest rank that uses this GPU: indices of ranks that see different GPUs may be equal.
-        first_rank: u32,
+        /// The lowest rank that uses the GPU of each rank: indices of ranks that see different GPUs may
+        /// be equal.
+        first_ranks: Vec<u32>,
     },
 }
 
@@ -136,8 +137,8 @@ impl ComputeDevice {
             true => device.deterministic_results(),
             false => device,
         };
-        let first_rank = first_rank(comm, &device, index)?;
-        Ok(Self::Gpu { device: Box::new(device), index, first_rank })
+        let first_ranks = first_ranks(comm, &device, index)?;
+        Ok(Self::Gpu { device: Box::new(device), index, first_ranks })
     }
 
     /// Its kernels in a few words: for a GPU also the attention kernels of the configured model.
@@ -177,10 +178,10 @@ impl ComputeDevice {
                 let cpus = regatta_discover::live_affinity().unwrap_or_default();
                 Ok(gemm_peak(comm, &RankGemm { host, cpus, threads, flops_per_second })?)
             }
-            Self::Gpu { device, first_rank, .. } => {
+            Self::Gpu { device, first_ranks, .. } => {
                 // Ranks that share a GPU measure what each gets of it.
                 let (host, flops_per_second) = (format!("{host}, GPUs"), device.measure_gemm());
-                let cpus = CpuSet::from_iter([*first_rank as usize]);
+                let cpus = CpuSet::from_iter([first_ranks[comm.rank() as usize] as usize]);
                 Ok(gemm_peak(comm, &RankGemm { host, cpus, threads: 1, flops_per_second })?)
             }
         }
@@ -195,8 +196,11 @@ impl ComputeDevice {
         run_folder: &Path,
         comm: &dyn Comm,
     ) -> Result<Option<String>> {
-        let Self::Gpu { device, index, .. } = self else { return Ok(None) };
-        let gpu = RankGpu { free: device.free_bytes()?, ranks: self.sharing_ranks(comm)? };
+        let Self::Gpu { device, index, first_ranks } = self else { return Ok(None) };
+        let own = first_ranks[comm.rank() as usize];
+        let ranks = (0..).zip(first_ranks).filter(|(_, first)| **first == own);
+        let ranks = ranks.map(|(rank, _)| rank).collect();
+        let gpu = RankGpu { free: device.free_bytes()?, ranks };
         let note = gpu_micro_batch::resolve(config, vocab_size, &gpu, run_folder, comm)?;
         let need = gpu.predicted_need(config, vocab_size, comm)?;
         if config.train.check_memory && need > gpu.free {
@@ -208,25 +212,17 @@ impl ComputeDevice {
         Ok(note)
     }
 
-    /// The ranks that use the GPU of this rank, including this one.
-    fn sharing_ranks(&self, comm: &dyn Comm) -> Result<Vec<u32>> {
-        let Self::Gpu { first_rank, .. } = self else { return Ok(vec![comm.rank()]) };
-        let own = i64::from(*first_rank);
-        let mut all = vec![0i64; comm.size() as usize];
-        comm.all_gather(&[own], &mut all)?;
-        Ok((0..).zip(all).filter(|(_, first)| *first == own).map(|(rank, _)| rank).collect())
-    }
-
     /// A communicator of the same ranks for device memory, if there are several.
     pub fn device_comm(&self, comm: &dyn Comm) -> Result<Option<Arc<dyn Comm>>> {
-        let Self::Gpu { device, index, .. } = self else { return Ok(None) };
+        let Self::Gpu { device, index, first_ranks } = self else { return Ok(None) };
         if comm.size() == 1 {
             return Ok(None);
         }
         let Some(bootstrap) = comm.split(Some(0), i64::from(comm.rank()))? else {
             return Ok(None);
         };
-        if self.shares_gpu(comm)? && std::env::var_os("NCCL_HOSTID").is_none() {
+        let shares_gpu = (0..).zip(first_ranks).any(|(rank, first)| rank != *first);
+        if shares_gpu && std::env::var_os("NCCL_HOSTID").is_none() {
             bail!(
                 "several ranks share a GPU, which NCCL and RCCL refuse: start one rank per GPU, or for a \
                  test add --launch \"--wrap 'env NCCL_HOSTID={{rank}}'\""
@@ -240,14 +236,6 @@ impl ComputeDevice {
             blocking: false,
         };
         Ok(Some(Arc::new(nccl::init(bootstrap, config)?)))
-    }
-
-    /// Whether another rank uses the same GPU.
-    fn shares_gpu(&self, comm: &dyn Comm) -> Result<bool> {
-        let Self::Gpu { first_rank, .. } = self else { return Ok(false) };
-        let mut all = vec![0i64; comm.size() as usize];
-        comm.all_gather(&[i64::from(*first_rank)], &mut all)?;
-        Ok((0..).zip(all).any(|(rank, first)| rank != first))
     }
 
     /// Starts to record the intervals of kernels and collectives; whether the device is a GPU.
@@ -299,17 +287,17 @@ fn vocab_note(vocab_size: usize) -> Option<String> {
     })
 }
 
-/// The lowest rank on this host that uses the same GPU, by its PCI bus id: the index does not identify it if
-/// ranks see different GPUs.
-fn first_rank(comm: &dyn Comm, device: &CudaDevice, index: u32) -> Result<u32> {
+/// For each rank, the lowest one of its host that uses the same GPU, by its PCI bus id: the index does not
+/// identify it if ranks see different GPUs.
+fn first_ranks(comm: &dyn Comm, device: &CudaDevice, index: u32) -> Result<Vec<u32>> {
     let id = device.pci_bus_id().unwrap_or_else(|| format!("index {index}"));
     let mut own = [0u8; PCI_BUS_ID_BYTES];
     own.iter_mut().zip(id.bytes()).for_each(|(to, byte)| *to = byte);
     let mut all = vec![own; comm.size() as usize];
     comm.all_gather(&own, all.as_flattened_mut())?;
-    let host = comm.peer(comm.rank()).host;
-    let uses_it = |rank: &u32| all[*rank as usize] == own && comm.peer(*rank).host == host;
-    Ok((0..comm.rank()).find(uses_it).unwrap_or(comm.rank()))
+    let gpus: Vec<_> = (0..).zip(all).map(|(rank, id)| (comm.peer(rank).host, id)).collect();
+    let first = |gpu| gpus.iter().position(|one| one == gpu).unwrap_or_default() as u32;
+    Ok(gpus.iter().map(first).collect())
 }
 
 /// The index of this rank among those of its host.

@@ -1,6 +1,5 @@
 //! `regatta data`: tokenizes text for training and inspects tokenized datasets.
 
-mod args;
 mod show;
 
 use std::process::ExitCode;
@@ -16,10 +15,9 @@ use regatta_train::data::prepare::{
 use regatta_train::data::{DataDirs, DataError, MIN_BPE_VOCAB, source};
 
 use super::bench::progress_bar::ProgressBar;
+use crate::args::data::{DataArgs, DataCommand, PrepareArgs};
 use crate::cli::{GOOD, HEADING, WARNING};
 use crate::output;
-pub use args::{DataArgs, EXAMPLES};
-use args::{DataCommand, PrepareArgs};
 
 /// Delay before the progress bar appears.
 const BAR_DELAY: Duration = Duration::from_secs(1);

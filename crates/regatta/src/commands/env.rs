@@ -57,10 +57,8 @@ pub fn run(args: &EnvArgs) -> Result<()> {
     notes.extend(rank_env::secure_cache_dir(&plan, rank, &mut lines));
     notes.extend(rank_env::notes_of_unset_names(&plan, &options, &rendezvous)?);
     notes.iter().for_each(|note| output::note(note));
-    output::print(&match args.json {
-        true => serde_json::to_string_pretty(&lines)? + "\n",
-        false => script(&lines, std::io::stdout().is_terminal()),
-    })?;
+    let to_text = || script(&lines, std::io::stdout().is_terminal());
+    output::print_report(args.json, || output::json_lines(&lines), to_text)?;
     if this_rank.is_none() {
         let note = rank_env::note_of_single_node(&plan, &options);
         note.iter().for_each(|note| output::note(note));

@@ -3,17 +3,16 @@
 use std::io::Write;
 
 use anyhow::{Context, Result, bail};
-use clap::CommandFactory;
 
 use crate::cli::Cli;
 
 /// Runs the command.
 pub fn run(page: Option<&str>) -> Result<()> {
-    let mut root = Cli::command();
+    let mut root = Cli::declaration();
     root.build();
     let Some(command) = page.map_or(Some(&root), |name| root.find_subcommand(name)) else {
         let shown = root.get_subcommands().filter(|c| !c.is_hide_set());
-        let names: Vec<&str> = shown.map(clap::Command::get_name).collect();
+        let names: Vec<&str> = shown.map(|command| command.get_name()).collect();
         let page = page.unwrap_or_default();
         bail!("unknown command {page:?}; the commands are {}", names.join(", "));
     };

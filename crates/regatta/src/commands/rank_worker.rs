@@ -1,9 +1,6 @@
-//! `regatta rank-worker`: a rank of a command that launches its own ranks. The command sends it the
-//! request through the rank's channel, and receives its messages.
+//! What a command that launches its own ranks sends to each through its channel, and what a rank tells
+//! the launcher.
 
-use std::process::ExitCode;
-
-use anyhow::{Context, Result};
 use regatta_comm::CommError;
 use regatta_doctor::request::DoctorRequest;
 use regatta_launch::channel::RankEnd;
@@ -14,9 +11,7 @@ use serde::{Deserialize, Serialize};
 use regatta_measure::rank::BenchError;
 use regatta_measure::request::BenchRequest;
 
-use super::bench;
-use super::doctor::rank as doctor_rank;
-use super::train::{self, TrainTask};
+use super::train_task::TrainTask;
 use crate::output;
 
 /// What a rank is to do.
@@ -71,26 +66,6 @@ pub fn command_line() -> Vec<String> {
     std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect()
 }
 
-/// Runs the command.
-pub fn run() -> Result<ExitCode> {
-    // SAFETY: the first action of this process, which has no other thread.
-    let channel = unsafe { RankEnd::take_from_env() }?;
-    let mut channel = channel
-        .context("this command is for the ranks of `regatta bench`, `doctor` and `train`")?;
-    let RankRequest { task, command_line, machine } = channel.recv_input()?;
-    let mut to_launcher = channel.try_clone()?;
-    let context = RankContext { command_line, machine, channel: Some(channel) };
-    let result = match task {
-        RankTask::Bench(request) => bench::run_rank(&request, context),
-        RankTask::Doctor(request) => doctor_rank::run(&request, context),
-        RankTask::Train(task) => train::run_rank(&task, context.channel),
-    };
-    if let Err(error) = &result {
-        report_lost_peer(&mut to_launcher, error);
-    }
-    result
-}
-
 /// Tells the launcher whose failure made this rank fail. Without it, the launcher attributes the
 /// failure by the order of the exits.
 pub fn report_lost_peer(to_launcher: &mut RankEnd, error: &anyhow::Error) {
@@ -118,7 +93,7 @@ mod tests {
     use regatta_measure::request::{Backend, Workload};
 
     use super::*;
-    use crate::commands::bench::args::tests::parse_bench;
+    use crate::cli::tests::parse_bench;
     use crate::commands::bench::options;
 
     #[test]

@@ -4,66 +4,18 @@ pub mod no_checkpoint;
 mod prune;
 mod show;
 
-use std::path::{Path, PathBuf};
-use std::time::{Duration, UNIX_EPOCH};
+use std::path::Path;
+use std::time::UNIX_EPOCH;
 
 use anyhow::Result;
-use clap::{Args, Subcommand};
 use regatta_draw::table;
 use regatta_model::run_folder::{ROOT, utc_date};
 use regatta_model::units;
 
+use crate::args::runs::{ListArgs, RunsArgs, RunsCommand};
 use crate::cli::{ERROR, GOOD, WARNING};
 use crate::output;
 use regatta_observe::read::{Run, RunState, RunSummary};
-
-/// `regatta runs`.
-#[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = true)]
-pub struct RunsArgs {
-    /// Action [default: list]
-    #[command(subcommand)]
-    command: Option<RunsCommand>,
-    #[command(flatten)]
-    list: ListArgs,
-}
-
-#[derive(Debug, Subcommand)]
-enum RunsCommand {
-    /// Show one run: settings, checkpoints, last metrics and result
-    Show(show::ShowArgs),
-    /// Remove old run folders, never a running one; without --yes, only list them
-    Prune(prune::PruneArgs),
-}
-
-#[derive(Debug, Args)]
-struct ListArgs {
-    #[command(flatten)]
-    root: RootArgs,
-    /// Print as JSON
-    #[arg(long)]
-    json: bool,
-}
-
-/// Where the run folders are.
-#[derive(Debug, Args)]
-struct RootArgs {
-    /// Folder that contains the run folders
-    #[arg(long, value_name = "FOLDER", default_value = ROOT)]
-    root: PathBuf,
-}
-
-/// Examples in the help.
-pub const EXAMPLES: &str = "\
-Examples:
-  regatta runs                                  the run folders below runs/, newest first
-  regatta runs --root /scratch/me/runs --json   those of another folder, for a script
-  regatta runs show mine                        settings, checkpoints, last metrics, result
-  regatta runs prune --keep 10                  which runs would go; add --yes to remove them
-  regatta runs prune --older-than 30d --yes     remove runs without activity for 30 days
-
-States: running (a process holds the lock of the run), finished, stopped (by a signal, or before the
-last step: `regatta train --resume RUN` continues), failed (a rank failed, or the launcher was killed).";
 
 /// Runs the command.
 pub fn run(args: &RunsArgs) -> Result<()> {
@@ -78,7 +30,7 @@ fn list(args: &ListArgs) -> Result<()> {
     let root = &args.root.root;
     let runs = find(root)?;
     if args.json {
-        return output::print(&(serde_json::to_string_pretty(&runs)? + "\n"));
+        return output::print(&output::json_lines(&runs)?);
     }
     if runs.is_empty() {
         let root = root.display();

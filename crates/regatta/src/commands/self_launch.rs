@@ -1,11 +1,9 @@
 //! Commands that launch their own ranks: `regatta launch` runs this program again as each rank.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use clap::Parser;
-use regatta_events::record::settings::Level;
 use regatta_launch::channel;
 use regatta_launch::config::{JobConfig, OwnRanks, Workload};
 use regatta_launch::secret_file;
@@ -13,32 +11,18 @@ use regatta_model::units::pluralize;
 
 use super::launch::LaunchOptions;
 use super::rank_worker::{self, RankRequest, RankTask};
-use crate::cli::{Cli, Command, LaunchArgs};
-use crate::options::NetPlugin;
+use crate::cli::LaunchArgs;
+use crate::options::{NcclPluginArgs, RankCountArgs};
 use crate::output;
 use regatta_launch::discovery::Discovery;
 
 /// The ranks to launch.
 #[derive(Debug, Default)]
 pub struct LaunchRequest<'a> {
-    /// Total number of ranks.
-    pub ranks: Option<u32>,
-    /// Ranks per node.
-    pub ranks_per_node: Option<u32>,
-    /// Number of nodes.
-    pub nodes: Option<u32>,
-    /// Hostfile with the nodes.
-    pub hostfile: Option<&'a Path>,
-    /// Run folder.
-    pub run_dir: PathBuf,
+    pub counts: RankCountArgs,
+    pub plugins: NcclPluginArgs,
     /// Whether each rank gets a GPU.
     pub gpus: bool,
-    /// What is recorded of the ranks' collectives.
-    pub profile: Option<Level>,
-    /// Table of NCCL's tuner plug-in.
-    pub tuner: Option<PathBuf>,
-    /// NCCL's network plug-in.
-    pub net_plugin: Option<NetPlugin>,
     /// The user's options for `regatta launch` (`--launch`).
     pub user_options: Option<&'a str>,
 }
@@ -59,18 +43,20 @@ pub fn is_rank(command: &str) -> Result<bool> {
 }
 
 impl LaunchRequest<'_> {
-    /// The options of `regatta launch` for these ranks, completed by the user's. The request is
-    /// still to be set.
-    pub fn options(&self) -> Result<LaunchOptions> {
-        let mut args = parse_user_options(self.user_options)?;
-        merge("--nodes", &mut args.source.nodes, self.nodes)?;
-        merge("--hostfile", &mut args.source.hostfile, self.hostfile.map(Path::to_owned))?;
-        merge("--ranks", &mut args.job.ranks, self.ranks)?;
-        merge("--ranks-per-node", &mut args.job.ranks_per_node, self.ranks_per_node)?;
-        merge("--run-dir", &mut args.run_dir, Some(self.run_dir.clone()))?;
-        merge("--profile", &mut args.profile.level, self.profile)?;
-        merge("--tuner", &mut args.tuner.table, self.tuner.clone())?;
-        merge("--net-plugin", &mut args.net_plugin.library, self.net_plugin.clone())?;
+    /// The options of `regatta launch` for these ranks, completed by the user's. The request and the run
+    /// folder are still to be set.
+    pub fn options(self) -> Result<LaunchOptions> {
+        let mut args = LaunchArgs::of_option(self.user_options)?;
+        let RankCountArgs { ranks, ranks_per_node, nodes, hostfile } = self.counts;
+        let NcclPluginArgs { profile, tuner, net_plugin } = self.plugins;
+        merge("--nodes", &mut args.source.nodes, nodes)?;
+        merge("--hostfile", &mut args.source.hostfile, hostfile)?;
+        merge("--ranks", &mut args.job.ranks, ranks)?;
+        merge("--ranks-per-node", &mut args.job.ranks_per_node, ranks_per_node)?;
+        merge("--run-dir", &mut args.run_dir, Some(PathBuf::new()))?;
+        merge("--profile", &mut args.plugins.profile, profile)?;
+        merge("--tuner", &mut args.plugins.tuner, tuner)?;
+        merge("--net-plugin", &mut args.plugins.net_plugin, net_plugin)?;
         args.job.no_gpus |= !self.gpus;
         // An explicit rank count may exceed the cores.
         args.job.oversubscribe = true;
@@ -115,21 +101,6 @@ fn merge<T>(name: &str, option: &mut Option<T>, value: Option<T>) -> Result<()> 
     Ok(())
 }
 
-/// Parses the user's options for `regatta launch`.
-fn parse_user_options(launch: Option<&str>) -> Result<Box<LaunchArgs>> {
-    let options = shlex::split(launch.unwrap_or_default()).context("--launch: unclosed quote")?;
-    let words = ["regatta", "launch"].map(str::to_owned).into_iter().chain(options);
-    match Cli::try_parse_from(words.chain(["--", "regatta"].map(str::to_owned))) {
-        Ok(Cli { command: Command::Launch(args) }) if args.command.len() == 1 => Ok(args),
-        Ok(_) => bail!("--launch accepts only options of `regatta launch`"),
-        Err(error) => {
-            let error = error.to_string();
-            let first_line = error.lines().next().unwrap_or_default();
-            bail!("--launch: {}", first_line.trim_start_matches("error: "))
-        }
-    }
-}
-
 /// The default number of ranks on a single machine without GPUs; elsewhere the launcher determines it.
 /// Communication needs two ranks.
 pub fn local_rank_count(discovery: &Discovery) -> Option<u32> {
@@ -167,20 +138,19 @@ mod tests {
     use super::*;
 
     fn parse(launch: &str) -> JobConfig {
-        parse_user_options(Some(launch)).unwrap().into_options().unwrap().job
+        LaunchArgs::of_option(Some(launch)).unwrap().into_options().unwrap().job
     }
 
     #[test]
     fn user_options_complete_the_request_and_must_not_repeat_it() {
-        let (nodes, run_dir) = (Some(2), PathBuf::from("run"));
         let request = |user_options| {
-            let run_dir = run_dir.clone();
-            LaunchRequest { nodes, run_dir, user_options, ..LaunchRequest::default() }
+            let counts = RankCountArgs { nodes: Some(2), ..RankCountArgs::default() };
+            LaunchRequest { counts, user_options, ..LaunchRequest::default() }
         };
         let args = request(Some("--grace 1 --hostfile 'a b'")).options().unwrap();
         let JobConfig { source, placement, grace, .. } = args.job;
         assert_eq!((source.nodes, grace), (Some(2), Some(Duration::from_secs(1))));
-        assert_eq!(source.hostfile.as_deref(), Some(Path::new("a b")));
+        assert_eq!(source.hostfile.as_deref(), Some("a b".as_ref()));
         assert!(!placement.job.use_gpus && placement.job.oversubscribe);
         for twice in ["-N 2", "--run-dir other"] {
             let error = request(Some(twice)).options().unwrap_err().to_string();

@@ -14,37 +14,26 @@ pub use finding::{FaultLocation, FaultSubject, LinkScope, Observed, PairFinding,
 
 use grouping::Grouping;
 use regatta_model::bench::{PairEndpoint, PairMatrices, PairMatrix};
-use serde::{Deserialize, Serialize};
 use slow_links::SlowLinks;
 
 /// More slow links than this, and than half the endpoints, reflect the topology.
 const MAX_SINGLE_LINKS: usize = 3;
 
-/// When a link counts as slow.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Thresholds {
-    /// Bandwidth below this fraction of the expectation.
-    pub bandwidth: f64,
-    /// Latency above this multiple of the expectation.
-    pub latency: f64,
-}
-
-impl Default for Thresholds {
-    fn default() -> Self {
-        Self { bandwidth: 0.7, latency: 2.0 }
-    }
-}
+/// A link is slow with a bandwidth below this fraction of the expectation, or with a latency above this
+/// multiple of it.
+const SLOW_BANDWIDTH: f64 = 0.7;
+const SLOW_LATENCY: f64 = 2.0;
 
 /// The findings, the worst first and topology effects last. Malformed matrices have none.
-pub fn diagnose(pairs: &PairMatrices, thresholds: &Thresholds) -> Vec<PairFinding> {
+pub fn diagnose(pairs: &PairMatrices) -> Vec<PairFinding> {
     if pairs.inconsistency().is_some() {
         return Vec::new();
     }
     let of_latency = speeds(&pairs.latency_us);
     let mut findings = Vec::new();
     for scope in [LinkScope::InterNode, LinkScope::IntraNode] {
-        let bandwidth = slow(&pairs.endpoints, &pairs.bandwidth, scope, thresholds.bandwidth);
-        let latency = slow(&pairs.endpoints, &of_latency, scope, 1.0 / thresholds.latency);
+        let bandwidth = slow(&pairs.endpoints, &pairs.bandwidth, scope, SLOW_BANDWIDTH);
+        let latency = slow(&pairs.endpoints, &of_latency, scope, 1.0 / SLOW_LATENCY);
         findings.extend(merge_findings(bandwidth, latency.into_iter().map(as_latency).collect()));
     }
     let is_network = |f: &PairFinding| matches!(f.subject, FaultSubject::Network { .. });
@@ -53,17 +42,17 @@ pub fn diagnose(pairs: &PairMatrices, thresholds: &Thresholds) -> Vec<PairFindin
     findings
 }
 
-/// Pairs to measure again before the diagnosis: those slower than a threshold. The lower endpoint
+/// Pairs to measure again before the diagnosis: those slower than they should be. The lower endpoint
 /// comes first.
-pub fn suspects(pairs: &PairMatrices, thresholds: &Thresholds) -> Vec<(usize, usize)> {
+pub fn suspects(pairs: &PairMatrices) -> Vec<(usize, usize)> {
     if pairs.inconsistency().is_some() {
         return Vec::new();
     }
     let mut found = std::collections::BTreeSet::new();
     for scope in [LinkScope::InterNode, LinkScope::IntraNode] {
         let kinds = [
-            (pairs.bandwidth.clone(), thresholds.bandwidth),
-            (speeds(&pairs.latency_us), 1.0 / thresholds.latency),
+            (pairs.bandwidth.clone(), SLOW_BANDWIDTH),
+            (speeds(&pairs.latency_us), 1.0 / SLOW_LATENCY),
         ];
         for (matrix, bound) in kinds {
             let matrix = grouping::within(&pairs.endpoints, &matrix, scope);

@@ -74,7 +74,7 @@ fn names(pairs: &PairMatrices) -> Vec<String> {
 }
 
 fn findings(pairs: &PairMatrices) -> Vec<PairFinding> {
-    diagnose(pairs, &Thresholds::default())
+    diagnose(pairs)
 }
 
 /// A network in which all links have the same bandwidth.
@@ -223,12 +223,12 @@ proptest! {
 #[test]
 fn suspects_are_all_slow_pairs() {
     let mut pairs = healthy(5, 1, 5);
-    assert_eq!(suspects(&pairs, &Thresholds::default()), []);
+    assert_eq!(suspects(&pairs), []);
     change(&mut pairs.bandwidth[3][1], 0.5);
     change(&mut pairs.latency_us[0][4], 3.0);
-    assert_eq!(suspects(&pairs, &Thresholds::default()), [(0, 4), (1, 3)]);
+    assert_eq!(suspects(&pairs), [(0, 4), (1, 3)]);
     pairs.endpoints.pop();
-    assert_eq!(suspects(&pairs, &Thresholds::default()), []);
+    assert_eq!(suspects(&pairs), []);
 }
 
 #[test]

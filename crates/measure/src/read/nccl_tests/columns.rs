@@ -1,6 +1,6 @@
 //! Columns and rows of nccl-tests and rccl-tests output, in all versions.
 
-use regatta_model::{BenchRow, Measurement};
+use regatta_model::{BenchRow, BenchTable, Measurement};
 
 use super::super::{ColumnMismatch, parse_metric};
 use crate::buffer_mode::BufferMode;
@@ -37,12 +37,10 @@ enum MetricColumn {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ColumnLayout(Vec<Column>);
 
-/// A row with the key of its table.
+/// A row and its table, without other rows.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct ParsedRow {
-    pub dtype: Option<String>,
-    pub redop: Option<String>,
-    pub root: Option<i64>,
+    pub key: BenchTable,
     pub row: BenchRow,
 }
 
@@ -187,7 +185,7 @@ fn standard_metrics() -> impl Iterator<Item = Column> {
 impl Column {
     fn set(&self, word: &str, row: &mut ParsedRow) -> Result<(), ColumnMismatch> {
         let mismatch = |expected: &str| ColumnMismatch::new(expected, word);
-        let ParsedRow { dtype, redop, root, row } = row;
+        let ParsedRow { key: BenchTable { dtype, redop, root, .. }, row } = row;
         match self {
             Self::Size => row.size_bytes = word.parse().map_err(|_| mismatch("a size in bytes"))?,
             Self::Count | Self::Type | Self::Redop | Self::Root if word == ABSENT => {}
@@ -289,7 +287,7 @@ mod tests {
         let found = parse("1024 256 float sum -1 10.5 0.10 0.15 0 N/A nan inf N/A");
         let out = found.row.out_of_place.unwrap();
         assert_eq!((out.time_us, out.busbw, out.wrong), (Some(10.5), Some(0.15), Some(0)));
-        assert_eq!(found.root, Some(-1));
+        assert_eq!(found.key.root, Some(-1));
         assert_eq!(parse("1024 256 float sum -1 10.5").row.in_place, None);
     }
 

@@ -2,14 +2,18 @@
 
 use super::super::gpu::{GpuBuffer, GpuError, GpuResult, RooflineGpu};
 use super::super::timing::time;
-use super::super::{Cases, RooflineRow};
-use super::{COUNTED_ONCE, CopySettings, case_name, row};
+use super::super::{Cases, RooflineRow, RooflineSettings};
+use super::{COUNTED_ONCE, case_name, row};
 
 /// Host to device, device to host, device to device.
 pub(super) const CASES: usize = 3;
 
 /// Measures copies of all sizes.
-pub fn measure(device: &RooflineGpu, cases: &mut Cases<'_>, settings: &CopySettings) -> GpuResult {
+pub fn measure(
+    device: &RooflineGpu,
+    cases: &mut Cases<'_>,
+    settings: &RooflineSettings,
+) -> GpuResult {
     let pinned = |bytes| device.alloc_pinned(bytes);
     let on_device = |bytes| device.alloc(bytes);
     type Alloc<'a> = &'a dyn Fn(usize) -> GpuResult<GpuBuffer>;
@@ -21,18 +25,17 @@ pub fn measure(device: &RooflineGpu, cases: &mut Cases<'_>, settings: &CopySetti
     for &bytes in &settings.gpu_sizes {
         for (direction, from, to) in &directions {
             let what = case_name(direction, bytes);
-            cases.case(&what, |stop| {
+            cases.case(&what, || {
                 let (from, to) = (from(bytes)?, to(bytes)?);
                 device.copy_from_host(&from, &vec![1; bytes])?;
-                let timed = time(&settings.timing, stop, |calls| {
-                    device.time(calls, || device.copy(&to, &from))
-                })?;
-                Ok::<_, GpuError>(timed.map(|timed| RooflineRow {
+                let timed =
+                    time(&settings.timing, |calls| device.time(calls, || device.copy(&to, &from)))?;
+                Ok::<_, GpuError>(RooflineRow {
                     device: device.name().to_owned(),
                     device_index: Some(device.index()),
                     notes: vec![COUNTED_ONCE.to_owned(), "host memory is pinned".to_owned()],
                     ..row(&timed, what.clone(), bytes)
-                }))
+                })
             })?;
         }
     }
@@ -41,8 +44,6 @@ pub fn measure(device: &RooflineGpu, cases: &mut Cases<'_>, settings: &CopySetti
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
-
     use super::super::super::TimingOptions;
     use super::super::super::gpu::{self, fake};
     use super::*;
@@ -50,11 +51,11 @@ mod tests {
     #[test]
     fn copies_cover_all_directions() {
         let (device, _blas) = fake::device(0);
-        let stop = AtomicBool::new(false);
         let mut report = |_: super::super::CaseProgress<'_>| ();
-        let mut cases = Cases::new(&stop, &mut report);
+        let mut cases = Cases::new(&mut report);
         let timing = TimingOptions::minimal();
-        let settings = CopySettings { gpu_sizes: vec![4096], timing, ..CopySettings::default() };
+        let settings =
+            RooflineSettings { gpu_sizes: vec![4096], timing, ..super::super::settings() };
         measure(&device, &mut cases, &settings).unwrap();
         let rows = cases.into_rows();
         let names: Vec<&str> = rows.iter().map(|row| row.case.as_str()).collect();

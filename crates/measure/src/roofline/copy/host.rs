@@ -3,8 +3,8 @@
 use std::hint::black_box;
 
 use super::super::threads::{ThreadKernel, time_threads};
-use super::super::{Cases, Result, threads_text};
-use super::{COUNTED_ONCE, CopySettings, RooflineRow, case_name, row};
+use super::super::{Cases, Result, RooflineSettings, threads_text};
+use super::{COUNTED_ONCE, RooflineRow, case_name, row};
 
 /// Copy and triad.
 pub(super) const CASES: usize = 2;
@@ -15,21 +15,24 @@ const MEMORY_BOUND_BYTES: usize = 64 << 20;
 const ELEMENT: usize = size_of::<f64>();
 
 /// Measures both kernels at all sizes and thread counts.
-pub fn measure(cases: &mut Cases<'_>, settings: &CopySettings, thread_counts: &[usize]) -> Result {
+pub fn measure(
+    cases: &mut Cases<'_>,
+    settings: &RooflineSettings,
+    thread_counts: &[usize],
+) -> Result {
     for &bytes in &settings.sizes {
         for &threads in thread_counts {
             for kernel in &KERNELS {
                 let name = format!("{}, {}", case_name(kernel.name, bytes), threads_text(threads));
-                cases.case(&name, |stop| {
+                cases.case(&name, || {
                     let parts = elements_per_thread(bytes, threads);
                     let mut parts: Vec<_> =
                         parts.map(|part| KernelPart::new(kernel, part)).collect();
                     let counted = kernel.counted_arrays * (bytes / ELEMENT * ELEMENT);
                     let used = kernel.arrays * bytes;
                     let notes = notes_for(kernel.counted, used, last_level_cache());
-                    let samples = time_threads(&mut parts, &settings.timing, stop)?;
-                    let row = |samples| row(&samples, name.clone(), counted);
-                    Ok(samples.map(|samples| RooflineRow { notes, ..row(samples) }))
+                    let samples = time_threads(&mut parts, &settings.timing)?;
+                    Ok(RooflineRow { notes, ..row(&samples, name.clone(), counted) })
                 })?;
             }
         }
@@ -98,6 +101,11 @@ impl ThreadKernel for KernelPart {
     fn run(&mut self) {
         (self.kernel.run)(&mut self.arrays);
     }
+}
+
+/// A copy of this many bytes on one thread.
+pub fn copies(bytes: usize) -> impl ThreadKernel {
+    KernelPart::new(&KERNELS[0], bytes / ELEMENT)
 }
 
 /// Notes which bytes are counted, and whether a large size still fits into the last-level cache.

@@ -7,69 +7,32 @@
 mod gpu;
 mod host;
 
-use std::sync::atomic::AtomicBool;
-
 use regatta_model::{RateUnit, RooflineKind, units};
 
 pub(super) use gpu::measure as measure_gpu;
+pub(super) use host::copies;
 
 use super::timing::Samples;
-use super::{
-    CaseProgress, Cases, Result, RooflineError, RooflineRow, TimingOptions, rank_threads,
-    thread_counts,
-};
+use super::{CaseProgress, Cases, Result, RooflineRow, RooflineSettings, thread_counts};
 
 /// Which bytes of a copy are counted.
 const COUNTED_ONCE: &str = "a copy counts its bytes once";
 
-/// What to measure.
-#[derive(Debug, Clone, PartialEq)]
-pub struct CopySettings {
-    /// Array sizes on the host in bytes.
-    pub sizes: Vec<usize>,
-    /// Copy sizes to, from and on a GPU in bytes.
-    pub gpu_sizes: Vec<usize>,
-    /// Threads of the rank; a single thread is measured as well.
-    pub threads: usize,
-    /// Whether to measure the first visible GPU, if any.
-    pub gpu: bool,
-    /// Repetitions.
-    pub timing: TimingOptions,
+/// From L1 to beyond the last-level cache of most machines.
+pub fn settings() -> RooflineSettings {
+    const KIB: usize = 1 << 10;
+    const MIB: usize = 1 << 20;
+    let sizes = [16 * KIB, 256 * KIB, 2 * MIB, 16 * MIB, 256 * MIB];
+    RooflineSettings::of_sizes(&sizes, &[MIB, 256 * MIB])
 }
 
-impl Default for CopySettings {
-    fn default() -> Self {
-        const KIB: usize = 1 << 10;
-        const MIB: usize = 1 << 20;
-        Self {
-            // From L1 to beyond the last-level cache of most machines.
-            sizes: vec![16 * KIB, 256 * KIB, 2 * MIB, 16 * MIB, 256 * MIB],
-            gpu_sizes: vec![MIB, 256 * MIB],
-            threads: rank_threads(),
-            gpu: true,
-            timing: TimingOptions::default(),
-        }
-    }
-}
-
-impl CopySettings {
-    fn check(&self) -> Result {
-        let mut sizes = self.sizes.iter().chain(&self.gpu_sizes);
-        let Some(size) = sizes.find(|size| **size < size_of::<f64>()) else { return Ok(()) };
-        let message = format!("invalid copy size {size}: at least 8 bytes are required");
-        Err(RooflineError::InvalidSetting { message })
-    }
-}
-
-/// Measures copies on the host and between host and GPU. A missing or failing GPU is noted in the
-/// first row. Once `stop` is set, returns the rows measured so far.
+/// Measures copies on the host and between host and GPU, of arrays of at least 8 bytes. A missing or
+/// failing GPU is noted in the first row.
 pub fn measure(
-    settings: &CopySettings,
-    stop: &AtomicBool,
+    settings: &RooflineSettings,
     report: &mut dyn FnMut(CaseProgress<'_>),
 ) -> Result<Vec<RooflineRow>> {
-    settings.check()?;
-    let mut cases = Cases::new(stop, report);
+    let mut cases = Cases::new(report);
     if cfg!(debug_assertions) {
         cases.notes.push("unoptimised build: the triad is slow".to_owned());
     }
@@ -97,19 +60,16 @@ fn case_name(what: &str, bytes: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::TimingOptions;
     use super::*;
     use std::time::Duration;
 
     #[test]
     fn rows_are_named_by_kernel_size_and_threads() {
-        let settings = CopySettings {
-            sizes: vec![1 << 10, 1 << 20],
-            threads: 2,
-            gpu: false,
-            timing: TimingOptions::minimal(),
-            ..CopySettings::default()
-        };
-        let rows = measure(&settings, &AtomicBool::new(false), &mut |_| ()).unwrap();
+        let (threads, gpu, timing) = (2, false, TimingOptions::minimal());
+        let sizes = vec![1 << 10, 1 << 20];
+        let settings = RooflineSettings { sizes, threads, gpu, timing, ..settings() };
+        let rows = measure(&settings, &mut |_| ()).unwrap();
         let names: Vec<&str> = rows.iter().map(|row| row.case.as_str()).collect();
         let cases = ["1 KiB, 1 thread", "1 KiB, 2 threads", "1 MiB, 1 thread", "1 MiB, 2 threads"];
         let kernels = |case| [format!("copy {case}"), format!("triad {case}")];
@@ -121,14 +81,7 @@ mod tests {
 
     #[test]
     fn bytes_per_nanosecond_are_gigabytes_per_second() {
-        let timed = Samples::new(1000, vec![Duration::from_micros(1)]).unwrap();
+        let timed = Samples::new(1000, vec![Duration::from_micros(1)]);
         assert!((row(&timed, String::new(), 8).best - 8.0).abs() < 1e-9);
-    }
-
-    #[test]
-    fn sizes_below_one_element_are_rejected() {
-        let settings = CopySettings { sizes: vec![4], ..CopySettings::default() };
-        let found = measure(&settings, &AtomicBool::new(false), &mut |_| ());
-        assert!(found.unwrap_err().to_string().contains("copy size 4"));
     }
 }

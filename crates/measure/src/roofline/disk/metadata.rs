@@ -3,7 +3,6 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::super::{Cases, Result, RooflineRow};
@@ -30,16 +29,16 @@ fn create(path: &Path) -> io::Result<File> {
 pub(super) fn measure(cases: &mut Cases<'_>, settings: &DiskSettings) -> Result {
     let mut measured = None;
     for (at, (what, _)) in OPS.into_iter().enumerate() {
-        cases.case(what, |stop| {
+        cases.case(what, || {
             // The first case runs all rounds of all operations.
-            if measured.is_none() {
-                measured = Some(rounds(settings, stop)?);
-            }
-            let Some((files, times)) = &measured else { return Ok(None) };
+            let (files, times) = match measured.take() {
+                Some(measured) => measured,
+                None => rounds(settings)?,
+            };
             let timed = Samples::new(1, times.iter().map(|round| round[at]).collect());
             let notes = vec![format!("create, stat, unlink: {files} empty files in one directory")];
-            let row = |timed| settings.files_row(&timed, what, *files);
-            Result::<_>::Ok(timed.map(|timed| RooflineRow { notes, ..row(timed) }))
+            measured = Some((files, times));
+            Result::<_>::Ok(RooflineRow { notes, ..settings.files_row(&timed, what, files) })
         })?;
     }
     Ok(())
@@ -48,7 +47,7 @@ pub(super) fn measure(cases: &mut Cases<'_>, settings: &DiskSettings) -> Result 
 /// Number of files, and the times of each round.
 type Rounds = (u32, Vec<[Duration; CASES]>);
 
-fn rounds(settings: &DiskSettings, stop: &AtomicBool) -> Result<Rounds> {
+fn rounds(settings: &DiskSettings) -> Result<Rounds> {
     let mut dir = ScratchDir::create(&settings.dir)?;
     let mut files = settings.files;
     let mut times: Vec<[Duration; CASES]> = Vec::new();
@@ -62,12 +61,9 @@ fn rounds(settings: &DiskSettings, stop: &AtomicBool) -> Result<Rounds> {
             let limit = if times.is_empty() { settings.time_limit } else { Duration::MAX };
             let begin = Instant::now();
             let enough = |_| begin.elapsed() > limit;
-            let done = for_each_file(&mut dir, files, (what, op), stop, enough)?;
+            let done = for_each_file(&mut dir, files, (what, op), enough)?;
             *time = begin.elapsed();
             files = if what == "create" { done } else { files };
-        }
-        if stop.load(Ordering::Relaxed) {
-            break;
         }
         times.push(round);
     }
@@ -79,11 +75,10 @@ pub(super) fn for_each_file(
     dir: &mut ScratchDir,
     files: u32,
     (name, op): MetadataOp,
-    stop: &AtomicBool,
     enough: impl Fn(u32) -> bool,
 ) -> Result<u32> {
     for number in 0..files {
-        if number > 0 && (stop.load(Ordering::Relaxed) || enough(number)) {
+        if number > 0 && enough(number) {
             return Ok(number);
         }
         let path = dir.file(number);
@@ -100,11 +95,9 @@ mod tests {
     #[test]
     fn an_operation_stops_at_the_time_limit() {
         let mut dir = ScratchDir::create(&std::env::temp_dir()).unwrap();
-        let stop = AtomicBool::new(false);
-        let done = for_each_file(&mut dir, 10, OPS[0], &stop, |number| number >= 4).unwrap();
+        let done = for_each_file(&mut dir, 10, OPS[0], |number| number >= 4).unwrap();
         assert_eq!((done, std::fs::read_dir(&dir.path).unwrap().count()), (4, 4));
-        let stopped = AtomicBool::new(true);
-        assert_eq!(for_each_file(&mut dir, 4, OPS[2], &stopped, |_| false).unwrap(), 1);
+        assert_eq!(for_each_file(&mut dir, 4, OPS[2], |_| true).unwrap(), 1);
         let path = dir.path.clone();
         drop(dir);
         assert!(!path.exists());

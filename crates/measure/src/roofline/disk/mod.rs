@@ -11,7 +11,6 @@ mod scratch;
 mod sequential;
 
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use regatta_model::{RateUnit, RooflineKind, units};
@@ -49,27 +48,21 @@ impl Default for DiskSettings {
 impl DiskSettings {
     /// Validates the settings and canonicalises the directory.
     fn checked(&self) -> Result<Self> {
-        let invalid = match (self.bytes, self.files) {
-            (0, _) => Some("invalid file size 0: at least 1 byte is required"),
-            (_, 0) => Some("invalid number of files 0: at least 1 is required"),
-            _ => None,
-        };
-        if let Some(message) = invalid {
-            return Err(RooflineError::InvalidSetting { message: message.to_owned() });
+        if self.bytes == 0 {
+            return Err(RooflineError::EmptyFile);
         }
         let error = |error| scratch::io_error("use directory", &self.dir, &self.dir, error);
         Ok(Self { dir: self.dir.canonicalize().map_err(error)?, ..self.clone() })
     }
 }
 
-/// Measures the file system of a directory. Once `stop` is set, returns the rows measured so far.
+/// Measures the file system of a directory.
 pub fn measure(
     settings: &DiskSettings,
-    stop: &AtomicBool,
     report: &mut dyn FnMut(CaseProgress<'_>),
 ) -> Result<Vec<RooflineRow>> {
     let settings = &settings.checked()?;
-    let mut cases = Cases::new(stop, report);
+    let mut cases = Cases::new(report);
     cases.total = sequential::CASES + metadata::CASES;
     sequential::measure(&mut cases, settings)?;
     metadata::measure(&mut cases, settings)?;

@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use regatta_model::units;
@@ -24,39 +23,33 @@ pub(super) fn measure(cases: &mut Cases<'_>, settings: &DiskSettings) -> Result 
     let mut scratch = ScratchFile::create(&settings.dir)?;
     check_free_space(&scratch.file, settings)?;
     let mut block = incompressible(settings.bytes.min(BLOCK_BYTES) as usize);
-    let what = settings.case_name("write");
-    let row = |timed: Option<Samples>, what: &str, notes| {
-        let row = |timed| settings.bandwidth_row(&timed, what);
-        Result::<_>::Ok(timed.map(|timed| RooflineRow { notes, ..row(timed) }))
+    let row = |timed: &Samples, what: &str, notes| {
+        Result::<_>::Ok(RooflineRow { notes, ..settings.bandwidth_row(timed, what) })
     };
-    cases.case(&what, |stop| {
-        let timed = repeat(settings, stop, || write(&mut scratch, settings, &block, stop))?;
-        row(timed, &what, vec!["write includes fsync".to_owned()])
+    let what = settings.case_name("write");
+    cases.case(&what, || {
+        let timed = repeat(settings, || write(&mut scratch, settings, &block))?;
+        row(&timed, &what, vec!["write includes fsync".to_owned()])
     })?;
     let what = settings.case_name("read");
-    cases.case(&what, |stop| {
+    cases.case(&what, || {
         let mut resident: f64 = 0.0;
-        let timed = repeat(settings, stop, || {
+        let timed = repeat(settings, || {
             resident = resident.max(page_cache::drop_pages(&scratch.file, settings.bytes));
-            read(&mut scratch, settings, &mut block, stop)
+            read(&mut scratch, settings, &mut block)
         })?;
-        row(timed, &what, page_cache::note(resident).into_iter().collect())
+        row(&timed, &what, page_cache::note(resident).into_iter().collect())
     })
 }
 
-/// Repeats a timed pass; `None` from `once` means interrupted.
-fn repeat(
-    settings: &DiskSettings,
-    stop: &AtomicBool,
-    mut once: impl FnMut() -> Result<Option<Duration>>,
-) -> Result<Option<Samples>> {
+/// Repeats a timed pass.
+fn repeat(settings: &DiskSettings, mut once: impl FnMut() -> Result<Duration>) -> Result<Samples> {
     let mut times: Vec<Duration> = Vec::new();
-    while times.len() < settings.repetitions.max(1) as usize && !stop.load(Ordering::Relaxed) {
+    for _ in 0..settings.repetitions.max(1) {
         if times.iter().sum::<Duration>() > settings.time_limit {
             break;
         }
-        let Some(time) = once()? else { break };
-        times.push(time);
+        times.push(once()?);
     }
     Ok(Samples::new(1, times))
 }
@@ -75,64 +68,40 @@ fn check_free_space(file: &File, settings: &DiskSettings) -> Result {
 }
 
 /// Rewrites the file and syncs it to disk.
-fn write(
-    scratch: &mut ScratchFile,
-    settings: &DiskSettings,
-    block: &[u8],
-    stop: &AtomicBool,
-) -> Result<Option<Duration>> {
+fn write(scratch: &mut ScratchFile, settings: &DiskSettings, block: &[u8]) -> Result<Duration> {
     let ScratchFile { file, path, .. } = scratch;
     let emptied = file.set_len(0).and_then(|()| file.rewind());
     emptied.map_err(|error| io_error("empty", path, &settings.dir, error))?;
     let begin = Instant::now();
-    if !fill(file, path, settings, block, stop)? {
-        return Ok(None);
-    }
+    fill(file, path, settings, block)?;
     file.sync_all().map_err(|error| io_error("write", path, &settings.dir, error))?;
-    Ok(Some(begin.elapsed()))
+    Ok(begin.elapsed())
 }
 
-/// Writes the file; `false` if interrupted.
-pub(super) fn fill(
-    file: &mut File,
-    path: &Path,
-    settings: &DiskSettings,
-    block: &[u8],
-    stop: &AtomicBool,
-) -> Result<bool> {
+/// Writes the file.
+pub(super) fn fill(file: &mut File, path: &Path, settings: &DiskSettings, block: &[u8]) -> Result {
     let mut left = settings.bytes;
     while left > 0 {
-        if stop.load(Ordering::Relaxed) {
-            return Ok(false);
-        }
         let part = &block[..left.min(block.len() as u64) as usize];
         file.write_all(part).map_err(|error| io_error("write", path, &settings.dir, error))?;
         left -= part.len() as u64;
     }
-    Ok(true)
+    Ok(())
 }
 
 /// Reads the whole file.
-fn read(
-    scratch: &mut ScratchFile,
-    settings: &DiskSettings,
-    block: &mut [u8],
-    stop: &AtomicBool,
-) -> Result<Option<Duration>> {
+fn read(scratch: &mut ScratchFile, settings: &DiskSettings, block: &mut [u8]) -> Result<Duration> {
     let ScratchFile { file, path, .. } = scratch;
     file.rewind().map_err(|error| io_error("read", path, &settings.dir, error))?;
     let begin = Instant::now();
     let mut left = settings.bytes;
     while left > 0 {
-        if stop.load(Ordering::Relaxed) {
-            return Ok(None);
-        }
         let part = left.min(block.len() as u64) as usize;
         let read = file.read_exact(&mut block[..part]);
         read.map_err(|error| io_error("read", path, &settings.dir, error))?;
         left -= part as u64;
     }
-    Ok(Some(begin.elapsed()))
+    Ok(begin.elapsed())
 }
 
 /// Incompressible bytes, because some file systems compress.

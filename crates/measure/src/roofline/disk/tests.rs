@@ -1,6 +1,5 @@
 use std::fs::{self, File, OpenOptions};
 use std::path::Path;
-use std::sync::atomic::Ordering;
 
 use super::*;
 
@@ -33,16 +32,12 @@ fn settings(dir: &Path) -> DiskSettings {
     DiskSettings { dir, bytes: 5 << 20, files: 20, repetitions: 2, ..DiskSettings::default() }
 }
 
-fn not_stopped() -> AtomicBool {
-    AtomicBool::new(false)
-}
-
 #[test]
 fn all_operations_are_measured_and_all_files_removed() {
     let dir = TestDir::new("all");
     fs::write(dir.0.join("mine"), "precious").unwrap();
     let mut reported = 0;
-    let rows = measure(&settings(&dir.0), &not_stopped(), &mut |_| reported += 1).unwrap();
+    let rows = measure(&settings(&dir.0), &mut |_| reported += 1).unwrap();
     let names: Vec<&str> = rows.iter().map(|row| row.case.as_str()).collect();
     assert_eq!(names, ["write 5 MiB", "read 5 MiB", "create", "stat", "unlink"]);
     assert_eq!(reported, 10);
@@ -64,26 +59,8 @@ fn the_large_file_is_unlinked_while_in_use() {
             seen.push(dir.names());
         }
     };
-    measure(&settings(&dir.0), &not_stopped(), &mut report).unwrap();
+    measure(&settings(&dir.0), &mut report).unwrap();
     assert_eq!(seen, [Vec::<String>::new(), Vec::new()]);
-}
-
-#[test]
-fn an_interrupted_measurement_returns_its_rows_and_removes_all_files() {
-    let dir = TestDir::new("stop");
-    // All metadata times are known after the first metadata case, so those rows are still reported.
-    let rows_after = [0, 1, 1, 2, 2, 3, 4, 4, 5];
-    for (after, expected) in (1..).zip(rows_after) {
-        let stop = not_stopped();
-        let mut reported = 0;
-        let mut report = |_: CaseProgress<'_>| {
-            reported += 1;
-            stop.fetch_or(reported == after, Ordering::Relaxed);
-        };
-        let rows = measure(&settings(&dir.0), &stop, &mut report).unwrap();
-        assert_eq!(rows.len(), expected, "after {after}");
-        assert_eq!(dir.names(), Vec::<String>::new());
-    }
 }
 
 #[test]
@@ -92,7 +69,7 @@ fn an_invalid_directory_is_reported() {
     let file = dir.0.join("file");
     fs::write(&file, "").unwrap();
     for path in [dir.0.join("gone"), file] {
-        let error = measure(&settings(&path), &not_stopped(), &mut |_| ()).unwrap_err().to_string();
+        let error = measure(&settings(&path), &mut |_| ()).unwrap_err().to_string();
         assert!(error.contains(path.to_str().unwrap()), "{error}");
     }
     assert_eq!(dir.names(), ["file"]);
@@ -102,7 +79,7 @@ fn an_invalid_directory_is_reported() {
 fn a_file_larger_than_the_free_space_is_rejected() {
     let dir = TestDir::new("room");
     let settings = DiskSettings { bytes: u64::MAX / 2, ..settings(&dir.0) };
-    let error = measure(&settings, &not_stopped(), &mut |_| ()).unwrap_err();
+    let error = measure(&settings, &mut |_| ()).unwrap_err();
     assert!(matches!(&error, RooflineError::DiskFull { dir: full, .. } if *full == dir.0));
     assert!(error.to_string().contains("smaller size"), "{error}");
     assert_eq!(dir.names(), Vec::<String>::new());
@@ -112,8 +89,7 @@ fn a_file_larger_than_the_free_space_is_rejected() {
 fn a_full_disk_is_reported_with_its_directory() {
     let mut full = OpenOptions::new().write(true).open("/dev/full").unwrap();
     let settings = settings(Path::new("/scratch"));
-    let error =
-        sequential::fill(&mut full, Path::new("/scratch/x"), &settings, &[1; 64], &not_stopped());
+    let error = sequential::fill(&mut full, Path::new("/scratch/x"), &settings, &[1; 64]);
     let error = error.unwrap_err();
     assert!(matches!(&error, RooflineError::DiskFull { .. }), "{error:?}");
     assert!(
@@ -127,8 +103,7 @@ fn running_out_of_inodes_is_reported_as_a_full_disk() {
     let dir = TestDir::new("inodes");
     let mut own = scratch::ScratchDir::create(&dir.0).unwrap();
     let full = |_: &Path| Err(std::io::ErrorKind::StorageFull.into());
-    let error = metadata::for_each_file(&mut own, 3, ("create", full), &not_stopped(), |_| false)
-        .unwrap_err();
+    let error = metadata::for_each_file(&mut own, 3, ("create", full), |_| false).unwrap_err();
     assert!(matches!(&error, RooflineError::DiskFull { dir: named, .. } if *named == dir.0));
 }
 
@@ -155,9 +130,7 @@ fn scratch_names_are_unique() {
 }
 
 #[test]
-fn empty_workloads_are_rejected() {
+fn an_empty_file_is_rejected() {
     let none = DiskSettings { bytes: 0, ..DiskSettings::default() };
-    assert!(measure(&none, &not_stopped(), &mut |_| ()).is_err());
-    let none = DiskSettings { files: 0, ..DiskSettings::default() };
-    assert!(measure(&none, &not_stopped(), &mut |_| ()).is_err());
+    assert!(measure(&none, &mut |_| ()).is_err());
 }

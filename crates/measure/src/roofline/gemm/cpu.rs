@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::super::threads::{ThreadKernel, time_threads};
-use super::super::{Cases, Result, threads_text};
-use super::{GemmSettings, row};
+use super::super::{Cases, Result, RooflineSettings, threads_text};
+use super::row;
 
 /// Element types with a native CPU GEMM.
 pub(super) trait GemmElement: Copy + Send + Sync + 'static {
@@ -56,7 +56,7 @@ pub(super) fn pseudo_random(at: usize) -> f64 {
 /// Measures all sizes at all thread counts.
 pub(super) fn measure<T: GemmElement>(
     cases: &mut Cases<'_>,
-    settings: &GemmSettings,
+    settings: &RooflineSettings,
     thread_counts: &[usize],
 ) -> Result {
     for &size in &settings.sizes {
@@ -64,10 +64,10 @@ pub(super) fn measure<T: GemmElement>(
         let right = matrix::<T>(size, size * size);
         for &threads in thread_counts {
             let what = format!("{} {size}, {}", T::NAME, threads_text(threads));
-            cases.case(&what, |stop| {
+            cases.case(&what, || {
                 let mut tiles = tiles(size, threads, &left, &right);
-                let timed = time_threads(&mut tiles, &settings.timing, stop)?;
-                Ok(timed.map(|timed| row(&timed, what.clone(), size)))
+                let timed = time_threads(&mut tiles, &settings.timing)?;
+                Ok(row(&timed, what.clone(), size))
             })?;
         }
     }

@@ -4,9 +4,9 @@ use regatta_comm::dtype::{Element, bytes_of};
 
 use super::super::gpu::{Blas, GemmType, GpuError, GpuResult, RooflineGpu};
 use super::super::timing::time;
-use super::super::{Cases, RooflineRow};
+use super::super::{Cases, RooflineRow, RooflineSettings};
 use super::cpu::pseudo_random;
-use super::{GemmSettings, row};
+use super::row;
 
 /// Distinct elements of a matrix: a prime, so that no two rows are equal.
 const PATTERN_ELEMENTS: usize = 65_521;
@@ -27,38 +27,33 @@ impl GpuGemm {
         GemmType::ALL.into_iter().filter(|dtype| self.blas.supports(*dtype))
     }
 
-    pub(super) fn cases(&self, settings: &GemmSettings) -> usize {
+    pub(super) fn cases(&self, settings: &RooflineSettings) -> usize {
         self.dtypes().count() * settings.gpu_sizes.len()
     }
 
-    /// Measures all types and sizes.
-    pub(super) fn measure(&self, cases: &mut Cases<'_>, settings: &GemmSettings) -> GpuResult {
-        self.measure_dtypes(cases, settings, &GemmType::ALL)
-    }
-
     /// Measures those of the types that the GPU supports.
-    pub(super) fn measure_dtypes(
+    pub(super) fn measure(
         &self,
         cases: &mut Cases<'_>,
-        settings: &GemmSettings,
+        settings: &RooflineSettings,
         dtypes: &[GemmType],
     ) -> GpuResult {
         for dtype in self.dtypes().filter(|dtype| dtypes.contains(dtype)) {
             for &size in &settings.gpu_sizes {
                 let what = format!("{} {size}", dtype.name());
-                cases.case(&what, |stop| {
+                cases.case(&what, || {
                     let (device, bytes) = (&self.device, size * size * dtype.bytes());
                     let (left, right) = (device.alloc(bytes)?, device.alloc(bytes)?);
                     let result = device.alloc(bytes)?;
                     device.copy_from_host(&left, &matrix(dtype, size, 0))?;
                     device.copy_from_host(&right, &matrix(dtype, size, PATTERN_ELEMENTS))?;
                     let gemm = || self.blas.gemm(device, dtype, size, [&left, &right, &result]);
-                    let timed = time(&settings.timing, stop, |calls| device.time(calls, gemm))?;
-                    Ok::<_, GpuError>(timed.map(|timed| RooflineRow {
+                    let timed = time(&settings.timing, |calls| device.time(calls, gemm))?;
+                    Ok::<_, GpuError>(RooflineRow {
                         device: device.name().to_owned(),
                         device_index: Some(device.index()),
                         ..row(&timed, what.clone(), size)
-                    }))
+                    })
                 })?;
             }
         }

@@ -1,21 +1,18 @@
-use std::sync::atomic::AtomicBool;
-
 use super::super::super::TimingOptions;
 use super::super::super::gpu::{self, fake};
 use super::*;
 
-fn settings(gpu_sizes: Vec<usize>) -> GemmSettings {
+fn settings(gpu_sizes: Vec<usize>) -> RooflineSettings {
     let timing = TimingOptions::minimal();
-    GemmSettings { gpu_sizes, timing, ..GemmSettings::default() }
+    RooflineSettings { gpu_sizes, timing, ..super::super::settings() }
 }
 
 /// Rows and error of a device that fails after `gemm_calls` calls.
 fn measured(gemm_calls: i64) -> (Vec<RooflineRow>, Option<String>) {
     let (device, blas) = fake::device(gemm_calls);
-    let stop = AtomicBool::new(false);
     let mut report = |_: super::super::CaseProgress<'_>| ();
-    let mut cases = Cases::new(&stop, &mut report);
-    let found = GpuGemm { blas, device }.measure(&mut cases, &settings(vec![4, 8]));
+    let mut cases = Cases::new(&mut report);
+    let found = GpuGemm { blas, device }.measure(&mut cases, &settings(vec![4, 8]), &GemmType::ALL);
     (cases.into_rows(), found.err().map(|error| error.to_string()))
 }
 

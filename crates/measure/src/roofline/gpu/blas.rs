@@ -23,46 +23,29 @@ impl GemmType {
     pub const ALL: [Self; 5] = [Self::F64, Self::F32, Self::Tf32, Self::F16, Self::Bf16];
 
     pub fn name(self) -> &'static str {
-        match self {
-            Self::F64 => "f64",
-            Self::F32 => "f32",
-            Self::Tf32 => "tf32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-        }
+        self.facts().0
     }
 
     /// Element size in bytes.
     pub fn bytes(self) -> usize {
-        match self {
-            Self::F64 => 8,
-            Self::F32 | Self::Tf32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-        }
+        self.facts().1
     }
 
-    /// cuBLAS data type and compute type.
-    fn cublas(self) -> (c_int, c_int) {
+    /// Name, element size, and data type and compute type of cuBLAS and of rocBLAS; most devices of rocBLAS
+    /// have no tf32.
+    fn facts(self) -> (&'static str, usize, BlasTypes, Option<BlasTypes>) {
         match self {
-            Self::F64 => (1, 70),
-            Self::F32 => (0, 68),
-            Self::Tf32 => (0, 77),
-            Self::F16 => (2, 68),
-            Self::Bf16 => (14, 68),
-        }
-    }
-
-    /// rocBLAS data type and compute type; most devices have no tf32.
-    fn rocblas(self) -> Option<(c_int, c_int)> {
-        match self {
-            Self::F64 => Some((152, 152)),
-            Self::F32 => Some((151, 151)),
-            Self::Tf32 => None,
-            Self::F16 => Some((150, 151)),
-            Self::Bf16 => Some((168, 151)),
+            Self::F64 => ("f64", 8, (1, 70), Some((152, 152))),
+            Self::F32 => ("f32", 4, (0, 68), Some((151, 151))),
+            Self::Tf32 => ("tf32", 4, (0, 77), None),
+            Self::F16 => ("f16", 2, (2, 68), Some((150, 151))),
+            Self::Bf16 => ("bf16", 2, (14, 68), Some((168, 151))),
         }
     }
 }
+
+/// Data type and compute type of a BLAS library.
+type BlasTypes = (c_int, c_int);
 
 /// Not transposed.
 const CUBLAS_OP_N: c_int = 0;
@@ -97,7 +80,7 @@ impl Blas {
     pub fn supports(&self, dtype: GemmType) -> bool {
         match self.functions.gemm {
             GemmFn::Cublas(_) => true,
-            GemmFn::Rocblas(_) => dtype.rocblas().is_some(),
+            GemmFn::Rocblas(_) => dtype.facts().3.is_some(),
         }
     }
 
@@ -121,10 +104,11 @@ impl Blas {
             _ => [(&raw const single[0]).cast(), (&raw const single[1]).cast()],
         };
         let call = Call { handle: self.handle, n, alpha, beta, left, right, result };
-        let code = match (self.functions.gemm, dtype.rocblas()) {
+        let (.., cublas, rocblas) = dtype.facts();
+        let code = match (self.functions.gemm, rocblas) {
             // SAFETY: the buffers hold such matrices; the scalars have the compute type and are
             // read before the function returns.
-            (GemmFn::Cublas(gemm), _) => unsafe { call.cublas(gemm, dtype.cublas()) },
+            (GemmFn::Cublas(gemm), _) => unsafe { call.cublas(gemm, cublas) },
             // SAFETY: as above.
             (GemmFn::Rocblas(gemm), Some(types)) => unsafe { call.rocblas(gemm, types) },
             (GemmFn::Rocblas(_), None) => {
@@ -153,7 +137,7 @@ struct Call {
 impl Call {
     /// # Safety
     /// The matrices must hold `n * n` elements, and the scalars must have the compute type.
-    unsafe fn cublas(&self, gemm: CublasGemmEx, (kind, compute): (c_int, c_int)) -> c_int {
+    unsafe fn cublas(&self, gemm: CublasGemmEx, (kind, compute): BlasTypes) -> c_int {
         let Self { handle, n, alpha, beta, left, right, result } = *self;
         let no_transpose = CUBLAS_OP_N;
         // SAFETY: guaranteed by the caller.
@@ -169,7 +153,7 @@ impl Call {
 
     /// # Safety
     /// See [`Call::cublas`].
-    unsafe fn rocblas(&self, gemm: RocblasGemmEx, (kind, compute): (c_int, c_int)) -> c_int {
+    unsafe fn rocblas(&self, gemm: RocblasGemmEx, (kind, compute): BlasTypes) -> c_int {
         let Self { handle, n, alpha, beta, left, right, result } = *self;
         let no_transpose = ROCBLAS_OPERATION_NONE;
         // SAFETY: guaranteed by the caller.

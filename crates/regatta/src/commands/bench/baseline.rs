@@ -7,8 +7,8 @@ use anyhow::{Context, Result, anyhow};
 use regatta_measure::baseline::{self, Tolerance};
 use regatta_model::{BenchResult, units};
 
-use super::args::TableArgs;
 use super::files;
+use crate::args::bench::TableArgs;
 use crate::cli::{ERROR, GOOD};
 use crate::output;
 
@@ -23,7 +23,6 @@ impl BaselineGate {
     /// Reads the baseline, if there is one, before anything is measured.
     pub fn new(args: &TableArgs) -> Result<Option<Self>> {
         let Some(file) = &args.baseline else { return Ok(None) };
-        let tolerance = Tolerance { fraction: args.tolerance };
         let results = files::load(file).context("--baseline")?;
         let [baseline] = <[BenchResult; 1]>::try_from(results).map_err(|results| {
             anyhow!(
@@ -33,7 +32,7 @@ impl BaselineGate {
                 results.len()
             )
         })?;
-        Ok(Some(Self { baseline, file: file.clone(), tolerance }))
+        Ok(Some(Self { baseline, file: file.clone(), tolerance: args.tolerance }))
     }
 
     /// Prints whether a result passes, and returns the exit code.

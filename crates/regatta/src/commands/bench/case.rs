@@ -1,6 +1,6 @@
 //! One case of a sweep, scan or tuning run: a job with its own ranks, variables and run folder.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -8,8 +8,9 @@ use regatta_launch::process::EnvSetting;
 use regatta_measure::request::BenchRequest;
 use regatta_measure::write::TableLayout;
 use regatta_model::result::RunResult;
-use regatta_model::run_folder::{BENCH_RESULT, RESULT};
+use regatta_model::run_folder::{BENCH_LOCK, BENCH_RESULT, RESULT};
 use regatta_model::{BenchResult, document};
+use regatta_train::lock_file::{LockResult, lock_file};
 
 use super::files;
 use super::parent::BenchLaunch;
@@ -68,4 +69,10 @@ impl BenchCase {
         let text = std::fs::read_to_string(self.folder.join(RESULT)).unwrap_or_default();
         document::from_json::<RunResult>(&text).map_or(1, |result| result.exit_code)
     }
+}
+
+/// Locks the folder of a sweep or scan, for `regatta runs`. Without a lock the runs go on.
+pub fn lock(folder: &Path) -> Option<LockResult> {
+    std::fs::create_dir_all(folder).ok()?;
+    lock_file(&folder.join(BENCH_LOCK)).ok()
 }

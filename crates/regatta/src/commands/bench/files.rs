@@ -9,8 +9,8 @@ use regatta_measure::compare::{self, CompareOptions};
 use regatta_measure::{labels, read as reader, write};
 use regatta_model::{BenchResult, document, units};
 
-use super::file_args::{CompareArgs, FormatArgs, ReadArgs};
 use super::plot;
+use crate::args::bench::files::{CompareArgs, FormatArgs, ReadArgs};
 use crate::output;
 
 /// Upper bound on an input file.

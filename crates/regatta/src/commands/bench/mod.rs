@@ -1,13 +1,10 @@
 //! `regatta bench`: measures collectives, pairs of ranks and node rooflines, and reads, compares and
 //! plots results.
 
-pub mod args;
 mod baseline;
 mod case;
-mod file_args;
 mod files;
 mod multi_run;
-mod nccl_tests_args;
 mod net_plugin;
 pub mod options;
 mod parent;
@@ -23,11 +20,9 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use regatta_measure::request::BenchRequest;
 
-pub use args::BenchArgs;
-use args::BenchCommand;
-
 use super::rank_worker::RankContext;
 use super::self_launch::is_rank;
+use crate::args::bench::{BenchArgs, BenchCommand};
 
 /// Runs the command, either as a rank of a job or as the parent that launches the ranks.
 pub fn run(mut args: BenchArgs) -> Result<ExitCode> {

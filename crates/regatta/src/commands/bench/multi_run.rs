@@ -7,19 +7,17 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use regatta_comm::bootstrap;
 use regatta_launch::signal_catcher;
-use regatta_measure::request::{Backend, BenchRequest};
+use regatta_measure::request::BenchRequest;
 use regatta_measure::sweep::Sweep;
 use regatta_measure::{scaling, sweep, write};
-use regatta_model::run_folder::BENCH_LOCK;
 use regatta_model::units::pluralize;
 use regatta_model::{BenchResult, Operation};
-use regatta_train::lock_file::{LockResult, lock_file};
 
-use super::args::{BenchRankArgs, CollectiveArgs};
-use super::case::BenchCase;
+use super::case::{BenchCase, lock};
 use super::parent::BenchLaunch;
 use super::reporter::{OutputFormat, table_layout};
 use super::{files, plot, tune_nccl};
+use crate::args::bench::{BACKENDS, CollectiveArgs};
 use crate::cli::HEADING;
 use crate::commands::launch::{new_run_id, run_dir_or_new};
 use crate::output;
@@ -74,7 +72,8 @@ fn scan(args: &CollectiveArgs, request: &BenchRequest, folder: &Path) -> Result<
     }
     let counts = scaling::node_counts(nodes);
     let case = |&count: &u32| -> Result<BenchCase> {
-        let ranks = BenchRankArgs { nodes: Some(count), ..args.ranks.clone() };
+        let mut ranks = args.ranks.clone();
+        ranks.counts.nodes = Some(count);
         Ok(BenchCase {
             folder: folder.join(format!("{count}-nodes")),
             label: pluralize(count as usize, "node"),
@@ -104,7 +103,7 @@ fn check_backend(sweep: &Sweep, result: &BenchResult) -> Result<()> {
 
 /// Whether a backend, by its name in a result, reads variables of NCCL.
 fn reads_nccl_variables(name: &str) -> bool {
-    Backend::ALL.iter().any(|backend| backend.name() == name && backend.reads_nccl_variables())
+    BACKENDS.iter().any(|(own, backend, _)| *own == name && backend.reads_nccl_variables())
 }
 
 fn ignored_variable(variable: &str, backend: &str) -> String {
@@ -194,12 +193,6 @@ fn run_cases(
         }
     }
     Ok(outcomes)
-}
-
-/// Locks the folder of a sweep or scan, for `regatta runs`. Without a lock the runs go on.
-pub fn lock(folder: &Path) -> Option<LockResult> {
-    std::fs::create_dir_all(folder).ok()?;
-    lock_file(&folder.join(BENCH_LOCK)).ok()
 }
 
 /// The outcome of a finished case; warns if it failed.

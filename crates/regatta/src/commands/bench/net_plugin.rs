@@ -10,8 +10,9 @@ use regatta_doctor::collect::read_plugin;
 use regatta_doctor::plugin::PluginKind;
 use regatta_measure::rank::BenchError;
 use regatta_measure::request::Backend;
+use regatta_train::regular_file;
 
-use super::args::BenchRankArgs;
+use crate::args::bench::BenchRankArgs;
 use crate::commands::launch::nccl_plugins::{NET_VARIABLE, absolute_path, resolve};
 use crate::options::NetPlugin;
 
@@ -25,7 +26,7 @@ const MAX_LEN: u64 = 1 << 30;
 /// backend.
 pub fn apply(ranks: &mut BenchRankArgs, is_rank: bool) -> Result<()> {
     let from_env = || std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
-    let (plugin, origin) = match (&ranks.net_plugin, ranks.backend) {
+    let (plugin, origin) = match (&ranks.plugins.net_plugin, ranks.backend) {
         (Some(plugin), _) => (plugin.clone(), "--net-plugin"),
         (None, Backend::NetPlugin) => {
             let missing = "--backend net-plugin needs --net-plugin PATH, the library under test";
@@ -59,7 +60,7 @@ pub fn apply(ranks: &mut BenchRankArgs, is_rank: bool) -> Result<()> {
     if !uses_nccl {
         ranks.backend = Backend::NetPlugin;
     }
-    ranks.net_plugin = Some(plugin);
+    ranks.plugins.net_plugin = Some(plugin);
     Ok(())
 }
 
@@ -69,7 +70,7 @@ pub fn for_launch(ranks: &BenchRankArgs) -> Option<NetPlugin> {
     let is_known = |plugin: &NetPlugin| {
         matches!((plugin, ranks.backend), (NetPlugin::Path(_), Backend::NetPlugin))
     };
-    ranks.net_plugin.clone().filter(|plugin| !is_known(plugin))
+    ranks.plugins.net_plugin.clone().filter(|plugin| !is_known(plugin))
 }
 
 fn check(path: &Path) -> Result<()> {
@@ -78,12 +79,8 @@ fn check(path: &Path) -> Result<()> {
 
 /// The versions of the net interface that a library exports, without loading it.
 fn net_versions(path: &Path) -> Result<Vec<u32>> {
-    let cannot_read = || format!("cannot read {}", path.display());
-    let about = std::fs::metadata(path).with_context(cannot_read)?;
-    if !about.is_file() || about.len() > MAX_LEN {
-        bail!("{} is not a library", path.display());
-    }
-    let file = std::fs::read(path).with_context(cannot_read)?;
+    let file = regular_file::read(path, MAX_LEN);
+    let file = file.with_context(|| format!("cannot read {}", path.display()))?;
     let loader = Loader::new(&Sysroot::live(), &Env::from_process(), host_machine());
     let facts = read_plugin(&loader, &path.to_string_lossy(), &file, host_machine());
     match facts.load.reason() {
@@ -113,7 +110,7 @@ fn check_versions(path: &Path, exported: &[u32]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::bench::args::tests::parse_bench;
+    use crate::cli::tests::parse_bench;
 
     fn applied(options: &str) -> Result<BenchRankArgs> {
         let mut command = parse_bench(format!("all-reduce {options}").split_whitespace())?;
@@ -139,7 +136,7 @@ mod tests {
             let error = format!("{:#}", applied(&options).unwrap_err());
             assert!(error.contains(expected), "{options}: {error}");
         }
-        assert_eq!(applied("--backend tcp").unwrap().net_plugin, None);
+        assert_eq!(applied("--backend tcp").unwrap().plugins.net_plugin, None);
     }
 
     #[test]

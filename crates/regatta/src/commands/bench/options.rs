@@ -16,12 +16,12 @@ use regatta_model::Operation;
 use regatta_model::bench::SizeStep;
 use regatta_nccl_tuning::table::MAGIC;
 
-use super::args::{
+use super::plot;
+use crate::args::bench::nccl_tests::{IterationArgs, SizeArgs};
+use crate::args::bench::{
     BenchCommand, BenchRankArgs, CollectiveArgs, DiskArgs, ModeArgs, OutputArgs, RooflineArgs,
     TableArgs,
 };
-use super::nccl_tests_args::{IterationArgs, SizeArgs};
-use super::plot;
 use crate::options::NetPlugin;
 use crate::output;
 
@@ -68,7 +68,7 @@ pub fn parse(command: &BenchCommand) -> Result<Option<BenchOptions<'_>>> {
 }
 
 fn request(workload: Workload, ranks: &BenchRankArgs, output: &OutputArgs) -> BenchRequest {
-    let net_plugin = match &ranks.net_plugin {
+    let net_plugin = match &ranks.plugins.net_plugin {
         Some(NetPlugin::Path(path)) => Some(path.clone()),
         Some(NetPlugin::Regatta) | None => None,
     };
@@ -84,7 +84,7 @@ fn roofline(test: RooflineTest, args: &RooflineArgs) -> BenchOptions<'_> {
         output,
         table: None,
         tuning_file: None,
-        outlier_tolerance: outliers.slower_than,
+        outlier_tolerance: outliers.slower_than.fraction,
     }
 }
 
@@ -203,7 +203,7 @@ fn sizes(args: &SizeArgs) -> Result<SizeRange, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::bench::args::tests::parse_bench;
+    use crate::cli::tests::parse_bench;
 
     fn parse_run(options: &str) -> Result<(RunConfig, SizeRange)> {
         let command = parse_bench(format!("all-reduce {options}").split_whitespace())?;

@@ -1,6 +1,6 @@
 //! The parent process: launches the ranks and reports the events of rank 0.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -10,10 +10,10 @@ use regatta_launch::forked;
 use regatta_measure::request::{Backend, BenchRequest};
 use regatta_model::run_folder::BENCH_RESULT;
 
-use super::args::BenchRankArgs;
 use super::net_plugin;
 use super::options::BenchOptions;
 use super::reporter::Reporter;
+use crate::args::bench::BenchRankArgs;
 use crate::commands::launch::{self, LaunchOptions, RankReporter, new_run_id, run_dir_or_new};
 use crate::commands::rank_events::RankEvents;
 use crate::commands::rank_worker::RankTask;
@@ -21,6 +21,7 @@ use crate::commands::reporter_output::ReporterOutput;
 use crate::commands::self_launch::{
     LaunchRequest, has_rank_count, local_rank_count, note_oversubscription, set_request,
 };
+use crate::options::{NcclPluginArgs, RankCountArgs};
 
 /// Launches the ranks.
 pub fn run(options: &BenchOptions<'_>) -> Result<ExitCode> {
@@ -86,16 +87,11 @@ impl BenchLaunch {
 fn launch_options(ranks: &BenchRankArgs) -> Result<LaunchOptions> {
     let nccl_tests = (ranks.threads.is_some() || ranks.gpus.is_some())
         .then(|| ranks.threads.unwrap_or(1).saturating_mul(ranks.gpus.unwrap_or(1)));
+    let (net_plugin, all) = (net_plugin::for_launch(ranks), ranks.plugins.clone());
     let request = LaunchRequest {
-        ranks: ranks.ranks.or(nccl_tests),
-        ranks_per_node: ranks.ranks_per_node,
-        nodes: ranks.nodes,
-        hostfile: ranks.hostfile.as_deref(),
-        run_dir: PathBuf::new(),
+        counts: RankCountArgs { ranks: ranks.counts.ranks.or(nccl_tests), ..ranks.counts.clone() },
+        plugins: NcclPluginArgs { net_plugin, ..all },
         gpus: ranks.backend.may_use_gpus(),
-        profile: ranks.profile.level,
-        tuner: ranks.tuner.table.clone(),
-        net_plugin: net_plugin::for_launch(ranks),
         user_options: ranks.launch.as_deref(),
     };
     request.options()

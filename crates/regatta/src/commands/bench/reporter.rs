@@ -10,15 +10,15 @@ use regatta_launch::channel::ChannelError;
 use regatta_measure::collectives::BenchEvent;
 use regatta_measure::write::{self, TableLayout};
 use regatta_measure::{pairs, roofline};
-use regatta_model::bench::{BenchDevice, BenchSummary, Measurement, PairMatrices, RankRoofline};
+use regatta_model::bench::{BenchDevice, BenchSummary, PairMatrices, RankRoofline};
 use regatta_model::{BenchResult, BenchRow, BenchTable, document, units};
 
-use super::args::TableArgs;
 use super::baseline::BaselineGate;
 use super::options::BenchOptions;
 use super::plot;
 use super::progress_bar::ProgressBar;
 use super::result_file::ResultFile;
+use crate::args::bench::TableArgs;
 use crate::cli::{ERROR, FAINT};
 use crate::commands::rank_events::EventReporter;
 use crate::commands::reporter_output::ReporterOutput;
@@ -188,11 +188,8 @@ impl Reporter {
         let of = |device: &BenchDevice| (device.rank, device.host.clone());
         let ranks: Vec<(u32, String)> = self.result.devices.iter().map(of).collect();
         let outliers = roofline::outliers::find(&ranks, &rooflines, self.outlier_tolerance);
-        let mut lines = roofline::text::table(&rooflines, &outliers);
-        lines.extend(roofline::text::findings(&outliers));
-        lines.extend(roofline::text::notes(&rooflines));
+        self.print_table(&roofline::text::report(&rooflines, &outliers));
         self.result.roofline = rooflines;
-        self.print_table(&(lines.join("\n") + "\n"));
     }
 
     fn write_tuning_table(&mut self, table: &AlgorithmTable) {
@@ -272,7 +269,7 @@ impl Reporter {
             return Err(error.context("the result is not saved"));
         }
         self.print_location(rows);
-        let wrong = wrong(&self.result);
+        let (wrong, _) = write::totals(self.result.tables.iter());
         if wrong > 0 {
             let wrong = units::pluralize(usize::try_from(wrong).unwrap_or(usize::MAX), "element");
             output::eprint(&format!("{ERROR}{wrong} wrong{ERROR:#}: see column #wrong\n"));
@@ -303,29 +300,10 @@ pub fn table_layout(args: Option<&TableArgs>) -> TableLayout {
     }
 }
 
-/// Wrong elements of all sizes.
-fn wrong(result: &BenchResult) -> u64 {
-    measurements(result, 0).filter_map(|measured| measured.wrong).sum()
-}
-
-/// All measurements of at least `min_bytes`.
-fn measurements(result: &BenchResult, min_bytes: u64) -> impl Iterator<Item = &Measurement> {
-    let rows = result.tables.iter().flat_map(|table| &table.rows);
-    let rows = rows.filter(move |row| row.size_bytes >= min_bytes);
-    rows.flat_map(|row| [&row.out_of_place, &row.in_place]).flatten()
-}
-
 /// Summary over all operations.
 fn summary(result: &BenchResult) -> BenchSummary {
-    // Rows of 0 bytes have no bandwidth.
-    let bandwidths = measurements(result, 1).filter_map(|measured| measured.busbw);
-    let bandwidths: Vec<f64> = bandwidths.collect();
-    let mean = bandwidths.iter().sum::<f64>() / bandwidths.len().max(1) as f64;
-    BenchSummary {
-        out_of_bounds: Some(wrong(result)),
-        average_busbw: (!bandwidths.is_empty()).then_some(mean),
-        average_ok: None,
-    }
+    let (wrong, average_busbw) = write::totals(result.tables.iter());
+    BenchSummary { out_of_bounds: Some(wrong), average_busbw, average_ok: None }
 }
 
 #[cfg(test)]
@@ -333,8 +311,9 @@ mod tests {
     use regatta_launch::channel;
     use regatta_launch::status::JobObserver as _;
 
-    use super::super::{args::tests::parse_bench, options};
+    use super::super::options;
     use super::*;
+    use crate::cli::tests::parse_bench;
     use crate::commands::rank_events::RankEvents;
 
     /// Finishes a run with one row after this frame from rank 0.

@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use regatta_draw::table;
+use regatta_draw::table::{self, format_value};
+use regatta_draw::text::{sanitize, truncate};
 use regatta_model::units::{format_bytes, format_elapsed, format_time, pluralize};
 use regatta_observe::comms::CommsReport;
 use regatta_observe::comms::report::{CommunicatorRow, InFlight, RankRow, SizeRow, Summary};
 
 use crate::cli::{FAINT, HEADING, WARNING};
-use regatta_draw::text::{sanitize, truncate};
 
 /// Most communicators and operations without an end in the tables.
 const MAX_ROWS: usize = 16;
@@ -134,9 +134,9 @@ fn histogram(rows: &[SizeRow]) -> String {
             micros(row.mean_us),
             micros(row.median_us),
             micros(row.p99_us),
-            table::format_value(row.algbw_gb_s),
-            table::format_value(row.busbw_gb_s),
-            table::format_value(transfer.and_then(|transfer| transfer.busbw_gb_s)),
+            format_value(row.algbw_gb_s),
+            format_value(row.busbw_gb_s),
+            format_value(transfer.and_then(|transfer| transfer.busbw_gb_s)),
             variant(row),
         ]
     };

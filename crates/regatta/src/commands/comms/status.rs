@@ -82,16 +82,14 @@ pub fn run(paths: &[PathBuf], attempts: Attempts, json: bool) -> Result<bool> {
         Attempts::One(attempt) => row.attempt == attempt,
     });
     report.rows.sort_by_key(|row| (row.attempt, row.rank, row.pid));
-    match json {
-        true => output::print_raw(&document::to_json(&report)?)?,
-        false => output::print(&render(&report))?,
-    }
+    output::print_report(json, || Ok(document::to_json(&report)?), || render(&report))?;
     Ok(!report.rows.is_empty())
 }
 
 /// A row per communicator; one without a communicator if there is none.
 fn rows(status: &Status, now: u64) -> Vec<StatusRow> {
-    let since = |time: u64| now.saturating_sub(time) as f64 / 1e9;
+    let seconds = |later: u64, earlier: u64| later.saturating_sub(earlier) as f64 / 1e9;
+    let since = |time: u64| seconds(now, time);
     // The host clock of another host cannot be read: its real time at the status is known.
     let age = |host_time: u64| since(status.realtime) + seconds(status.host_time, host_time);
     let process = || StatusRow {

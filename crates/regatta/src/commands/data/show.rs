@@ -8,7 +8,7 @@ use regatta_train::data::prepare::{self, PreparedMeta};
 use regatta_train::data::{Prepared, TokenFile, Tokenizer, open};
 use serde::Serialize;
 
-use super::args::ShowArgs;
+use crate::args::data::ShowArgs;
 use crate::cli::{FAINT, GOOD, HEADING};
 use crate::output;
 
@@ -51,10 +51,7 @@ pub fn run(args: &ShowArgs) -> Result<()> {
         (None, vec![file(&path, tokenizer.as_ref())?])
     };
     let summary = DatasetSummary { path, prepared, files };
-    output::print(&match args.json {
-        true => serde_json::to_string_pretty(&summary)? + "\n",
-        false => text(&summary),
-    })
+    output::print_report(args.json, || output::json_lines(&summary), || text(&summary))
 }
 
 fn file(path: &Path, tokenizer: Option<&Tokenizer>) -> Result<TokenFileSummary> {

@@ -14,6 +14,7 @@ use regatta_launch::discovery::Discovery;
 use super::collect::collect;
 use crate::commands::launch::LaunchOptions;
 use crate::commands::self_launch::LaunchRequest;
+use crate::options::RankCountArgs;
 use crate::output;
 
 /// Repetitions of a measurement with a bad result.
@@ -54,7 +55,8 @@ pub fn examine(
 
 /// The launch of one rank on each node of a job, spares included, which reaches the nodes in the same way.
 pub fn launch_options(job: &JobConfig) -> Result<LaunchOptions> {
-    let request = LaunchRequest { ranks_per_node: Some(1), gpus: true, ..Default::default() };
+    let counts = RankCountArgs { ranks_per_node: Some(1), ..RankCountArgs::default() };
+    let request = LaunchRequest { counts, gpus: true, ..LaunchRequest::default() };
     let mut options = request.options()?;
     let JobSource { hostfile, nodes, site, site_files, standalone, .. } = job.source.clone();
     let nodes = nodes.map(|nodes| nodes.saturating_add(job.spares));

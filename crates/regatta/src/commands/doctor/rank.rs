@@ -9,15 +9,15 @@ use anyhow::{Context, Result};
 use regatta_comm::gpu_runtime::Vendor;
 use regatta_discover::{Env, Sysroot};
 use regatta_doctor::collect::{self, CollectOptions, JobIdentity};
-use regatta_doctor::facts::{DirectoryUse, NodeFacts, Rate, RateTest};
+use regatta_doctor::facts::{DirectoryUse, NodeFacts};
 use regatta_doctor::peers::{PeerLimits, PeerTest, PeerTestError};
 use regatta_doctor::request::{DoctorRequest, NodeReport, NodeTests};
 use regatta_launch::channel::RankEnd;
-use regatta_measure::roofline::node_rates::{self, NodeRate, NodeTest};
-use regatta_measure::roofline::rank_threads;
+use regatta_measure::roofline::{node_rates, rank_threads};
 use regatta_model::{GpuVendor, Machine};
 
-use crate::commands::plugin::{LOAD_LIMIT, load_library};
+use crate::args::plugin::LOAD_LIMIT;
+use crate::commands::plugin::load_library;
 use crate::commands::rank_worker::RankContext;
 
 /// Bytes of the write test of a file system.
@@ -102,13 +102,13 @@ fn directories(tests: &NodeTests, env: &Env) -> Vec<(DirectoryUse, PathBuf)> {
 /// Measures cores, memory and GPUs.
 fn measure(facts: &mut NodeFacts) {
     match node_rates::cpus(rank_threads(), RATE_TIME) {
-        Ok(rates) => facts.rates.extend(rates.into_iter().map(rate)),
+        Ok(rates) => facts.rates.extend(rates),
         Err(error) => facts.notes.push(format!("the CPUs were not measured: {error}")),
     }
     if let Some(vendor) = gpu_vendor(&facts.machine) {
         let count = facts.machine.visible_gpus().len() as u32;
         let (rates, notes) = node_rates::gpus(vendor, count);
-        facts.rates.extend(rates.into_iter().map(rate));
+        facts.rates.extend(rates);
         facts.notes.extend(notes);
     }
 }
@@ -120,14 +120,4 @@ fn gpu_vendor(machine: &Machine) -> Option<Vendor> {
         GpuVendor::Amd => Some(Vendor::Amd),
         GpuVendor::Intel => None,
     }
-}
-
-fn rate(NodeRate { test, gpu, best, sustained }: NodeRate) -> Rate {
-    let test = match test {
-        NodeTest::Gemm => RateTest::Gemm,
-        NodeTest::Copy => RateTest::Copy,
-        NodeTest::HostToDevice => RateTest::HostToDevice,
-        NodeTest::DeviceToHost => RateTest::DeviceToHost,
-    };
-    Rate { test, gpu, best, sustained }
 }

@@ -8,7 +8,6 @@ mod tasks;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use clap::Args;
 use regatta_discover::job_state::{JobState, JobStatus};
 use regatta_model::{Document, document};
 use regatta_observe::read::{Progress, last_launch, progress, read_document};
@@ -16,36 +15,9 @@ use regatta_place::batch::{BatchScheduler, RunDir, RunKind};
 use serde::{Deserialize, Serialize};
 
 use super::submit::record::{self, JobRecord};
+use crate::args::jobs::JobsArgs;
 use crate::output;
 
-/// `regatta jobs`.
-#[derive(Debug, Args)]
-pub struct JobsArgs {
-    /// Job IDs, names or job folders [default: the latest jobs]
-    #[arg(value_name = "JOB")]
-    jobs: Vec<String>,
-    /// Maximum number of jobs to list, newest first
-    #[arg(short = 'l', long, value_name = "COUNT", default_value_t = 20, conflicts_with = "all")]
-    limit: usize,
-    /// List all jobs
-    #[arg(short = 'a', long)]
-    all: bool,
-    /// Print as JSON
-    #[arg(long)]
-    json: bool,
-}
-
-/// Examples in the help.
-pub const EXAMPLES: &str = "\
-Examples:
-  regatta jobs                                  the latest jobs: state, time, progress, reason
-  regatta jobs 12345 --json                     one job, for a script
-  regatta jobs jobs/train                       the job in a folder; of an array, each task
-  regatta jobs --all                            all jobs that were ever submitted
-
-The state is that of squeue and sacct, qstat, or flux jobs; of a job that its scheduler does not know
-any more, the one seen last, or that of its run folder. Progress is the last line of the metrics of a
-`regatta train`. Records are in ~/.local/state/regatta/jobs, one file per job.";
 
 /// A job with its state.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -123,13 +123,10 @@ impl RunningCheck {
     /// that succeeded without proof of the required network fails.
     fn finish(self, folder: &RunFolder, result: &mut RunResult) {
         let Some(report) = self.watch.finish() else { return };
-        let json = document::to_json(&report);
-        match json
-            .map_err(anyhow::Error::from)
-            .and_then(|json| Ok(folder.write(NET_REPORT, &json)?))
-        {
-            Ok(()) => {}
-            Err(error) => output::note(&format!("{error:#}")),
+        let write =
+            || -> Result<()> { Ok(folder.write(NET_REPORT, &document::to_json(&report)?)?) };
+        if let Err(error) = write() {
+            output::note(&format!("{error:#}"));
         }
         let is_shown = self.shown.as_ref() == Some(&report.verdict);
         if !is_shown {

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use regatta_events::record::settings::Level;
 use regatta_launch::config::{AgentOptions, JobConfig, JobSource, Workload};
 use regatta_launch::parts::JobParts;
 use regatta_launch::wrap::Wrap;
@@ -14,7 +13,7 @@ use super::nccl_plugins::{NET_VARIABLE, NcclPlugins};
 use super::net_check::NetCheck;
 use super::profile::Profile;
 use crate::cli::LaunchArgs;
-use crate::options::NetPlugin;
+use crate::options::{NcclPluginArgs, NetPlugin};
 
 /// What `regatta launch` is asked for.
 #[derive(Debug, Clone)]
@@ -36,12 +35,7 @@ pub struct PartOptions {
     pub check_net: bool,
     /// Fail on another network.
     pub require_net: Option<Requirement>,
-    /// Record collectives.
-    pub profile: Option<Level>,
-    /// Table of NCCL's tuner plug-in.
-    pub tuner: Option<PathBuf>,
-    /// Network plug-in of NCCL.
-    pub net_plugin: Option<NetPlugin>,
+    pub plugins: NcclPluginArgs,
 }
 
 impl PartOptions {
@@ -51,10 +45,10 @@ impl PartOptions {
         if self.check_net || self.require_net.is_some() {
             parts.push(Box::new(NetCheck::new(self.require_net.clone())));
         }
-        if let Some(level) = self.profile {
+        if let Some(level) = self.plugins.profile {
             parts.push(Box::new(Profile::new(level, config.hang_timeout)));
         }
-        let (tuner, net) = (self.tuner.as_deref(), self.net_plugin.as_ref());
+        let (tuner, net) = (self.plugins.tuner.as_deref(), self.plugins.net_plugin.as_ref());
         if tuner.is_some() || net.is_some() {
             parts.push(Box::new(NcclPlugins::load(tuner, net, is_live)?));
         }
@@ -65,7 +59,8 @@ impl PartOptions {
     pub fn check_one_launch(&self) -> Result<()> {
         let install = || "install the plug-in with `regatta plugin install`".to_owned();
         let set = |path: &Path| format!("set {NET_VARIABLE}={} for all ranks", path.display());
-        let (option, instead) = match (&self.profile, &self.tuner, &self.net_plugin) {
+        let NcclPluginArgs { profile, tuner, net_plugin } = &self.plugins;
+        let (option, instead) = match (profile, tuner, net_plugin) {
             _ if self.check_net || self.require_net.is_some() => {
                 let log = "set NCCL_DEBUG=INFO and read the log with `regatta net-log`".to_owned();
                 ("--check-net and --require-net need", log)
@@ -110,14 +105,8 @@ impl LaunchArgs {
                 fan_out: self.fan_out,
             },
         };
-        let parts = PartOptions {
-            check_net: self.check_net,
-            require_net: self.require_net,
-            profile: self.profile.level,
-            tuner: self.tuner.table,
-            net_plugin: self.net_plugin.library,
-        };
-        let Self { tee, dry_run, preflight, .. } = self;
+        let Self { check_net, require_net, plugins, tee, dry_run, preflight, .. } = self;
+        let parts = PartOptions { check_net, require_net, plugins };
         Ok(LaunchOptions { job, parts, tee, dry_run, preflight })
     }
 }

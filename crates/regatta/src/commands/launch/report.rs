@@ -11,6 +11,7 @@ use regatta_launch::status::JobStatus;
 use regatta_model::result::{RunResult, StalledOperation};
 use regatta_model::units::pluralize;
 use regatta_model::{CpuSet, hostlist, run_folder};
+use signal_hook::low_level::signal_name;
 
 use crate::cli::{ERROR, FAINT, WARNING};
 use crate::output::{self, Stream};
@@ -50,12 +51,7 @@ pub fn started(plan: &AttemptSpec, folder: &Path) -> String {
 
 /// What a termination signal does to the ranks.
 pub fn signal_notice(signal: i32, killing: bool, ranks: usize, grace: Duration) -> String {
-    let name = match signal {
-        libc::SIGINT => "SIGINT",
-        libc::SIGHUP => "SIGHUP",
-        libc::SIGQUIT => "SIGQUIT",
-        _ => "SIGTERM",
-    };
+    let name = signal_name(signal).unwrap_or("signal");
     let (ranks, grace) = (pluralize(ranks, "rank"), grace.as_secs());
     let again = if signal == libc::SIGINT { "Ctrl-C again" } else { "a second signal" };
     let effect = match killing {

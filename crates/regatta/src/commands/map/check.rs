@@ -43,10 +43,7 @@ pub fn run(args: &MapArgs, plan: &PlacedJob) -> Result<ExitCode> {
     differences.extend(gpu_cgroup_difference(plan, machine));
     let ok = differences.is_empty();
     let report = CheckReport { host, rank, local_rank, ok, actual, differences };
-    output::print(&match args.json {
-        true => serde_json::to_string(&report)? + "\n",
-        false => text(&report),
-    })?;
+    output::print_report(args.json, || output::json_line(&report), || text(&report))?;
     Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -91,14 +91,13 @@ struct SiteReport<'a> {
 }
 
 fn json(plan: &PlacedJob) -> Result<String> {
-    let report = MapReport {
+    output::json_line(&MapReport {
         machines: &plan.machines,
         allocation: &plan.allocation,
         site: SiteReport { profile: &plan.site.profile.name, why: &plan.site.why },
         job: &plan.job,
         placement: &plan.placement,
-    };
-    Ok(serde_json::to_string(&report)? + "\n")
+    })
 }
 
 /// Machine and layout of the first node.

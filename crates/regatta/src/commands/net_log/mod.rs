@@ -8,45 +8,17 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use clap::Args;
 use regatta_model::document;
 use regatta_model::run_folder::NET_LOGS;
+use regatta_observe::net_log::NetLog;
 use regatta_observe::net_log::report::{Level, report};
-use regatta_observe::net_log::{NetLog, Requirement};
 
+use crate::args::net_log::NetLogArgs;
 use crate::output;
 pub use render::{failed_requirement, render, verdict_line};
 
 /// Size of the chunks in which logs are read.
 const CHUNK: usize = 1 << 20;
-
-/// `regatta net-log`.
-#[derive(Debug, Args)]
-pub struct NetLogArgs {
-    /// Logs of the job (`-`: standard input), or the run folder of `regatta launch --check-net`
-    #[arg(value_name = "FILE", required = true)]
-    files: Vec<PathBuf>,
-    /// Exit with status 1 unless all ranks use this network: ib, ofi, cxi, efa, socket, or a plug-in by
-    /// its name in the log; NAME/GDRDMA also requires GPUDirect RDMA
-    #[arg(long, value_name = "NAME")]
-    require: Option<Requirement>,
-    /// Print the report as JSON, with the transports of each rank
-    #[arg(long)]
-    json: bool,
-}
-
-/// Examples in the help.
-pub const EXAMPLES: &str = "\
-Examples:
-  regatta net-log slurm-123456.out              the network of a job that ran with NCCL_DEBUG=INFO
-  regatta net-log nccl.*.log                    one log per rank (NCCL_DEBUG_FILE=nccl.%h.%p.log)
-  regatta net-log --require ib/GDRDMA job.out   status 1 unless all use InfiniBand and GPUDirect RDMA
-  regatta net-log --require cxi --json job.out  Slingshot by libfabric, as JSON
-  kubectl logs worker-0 | regatta net-log -     from a pipe
-  regatta net-log runs/20261117-223922-1        the logs that `regatta launch --check-net` wrote
-
-The job must run with NCCL_DEBUG=INFO; NCCL_DEBUG_SUBSYS, if set, must include INIT, and NET and ENV for
-the plug-in and the fixes. Prefixes of srun -l, mpirun, PBS and timestamps do not matter.";
 
 /// Runs the command.
 pub fn run(args: &NetLogArgs) -> Result<ExitCode> {
@@ -55,10 +27,7 @@ pub fn run(args: &NetLogArgs) -> Result<ExitCode> {
         add(&mut log, path)?;
     }
     let report = report(&log, args.require.as_ref());
-    match args.json {
-        true => output::print(&document::to_json(&report)?)?,
-        false => output::print(&render(&report))?,
-    }
+    output::print_report(args.json, || Ok(document::to_json(&report)?), || render(&report))?;
     let failed = report.counts.records == 0 || failed_requirement(&report);
     debug_assert!(report.counts.records > 0 || report.level == Level::Unknown);
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })

@@ -4,12 +4,12 @@ use std::collections::HashSet;
 use std::fmt::Write;
 
 use anstyle::Style;
-use regatta_draw::table;
 use regatta_model::units::pluralize;
 use regatta_observe::net_log::NetReport;
 use regatta_observe::net_log::report::{Finding, Level, RankGroup, RankReport, describe_ranks};
 
 use crate::cli::{ERROR, FAINT, GOOD, HEADING, WARNING};
+use regatta_draw::table;
 use regatta_draw::text::{sanitize, truncate};
 
 /// Most groups in the table.

@@ -1,13 +1,11 @@
 //! `regatta plugin check`: whether NCCL or RCCL would load and use a plug-in, before the job.
 
 use std::fs::File;
-use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use clap::Args;
 use regatta_discover::loader::{Loader, host_machine};
 use regatta_discover::{Env, Sysroot};
 use regatta_doctor::collect::{
@@ -20,50 +18,15 @@ use regatta_doctor::plugin::{
     names,
 };
 use regatta_model::document;
+use regatta_train::regular_file;
 
-use super::load::{LOAD_LIMIT, load_library};
+use super::load::load_library;
 use super::render::render;
-use crate::options::at_least;
+use crate::args::plugin::CheckArgs;
 use crate::output;
 
 /// Larger files are not plug-ins.
 const MAX_LEN: u64 = 1 << 30;
-
-/// `regatta plugin check`.
-#[derive(Debug, Args)]
-pub struct CheckArgs {
-    /// Library: a path, a file name that the dynamic loader finds, or a suffix such as ofi for
-    /// libnccl-net-ofi.so [default: those that NCCL_NET_PLUGIN, NCCL_TUNER_PLUGIN and
-    /// NCCL_PROFILER_PLUGIN, or their default names, select here]
-    #[arg(value_name = "PATH")]
-    path: Option<String>,
-    /// Check for one release only: a version of NCCL (2.28), of RCCL by its ROCm (rocm-6.4), or the
-    /// path of libnccl.so.2 or librccl.so.1
-    #[arg(long, value_name = "RELEASE")]
-    nccl: Option<String>,
-    /// Seconds that the library's initialisers may take
-    #[arg(long, value_name = "SECONDS", default_value_t = LOAD_LIMIT.as_secs(), allow_negative_numbers = true, value_parser = at_least::<u64>(1).range(..=3600))]
-    timeout: u64,
-    /// Print the report as JSON
-    #[arg(long)]
-    json: bool,
-}
-
-/// Examples in the help.
-pub const EXAMPLES: &str = "\
-Examples:
-  regatta plugin check ./libnccl-net-ofi.so     kinds, versions, dependencies, releases that use it
-  regatta plugin check ofi                      the library that NCCL_NET_PLUGIN=ofi selects
-  regatta plugin check                          what the variables of this environment select
-  regatta plugin check --nccl 2.28 ./libnccl-net.so
-                                                status 1 unless NCCL 2.28 would use it
-  regatta plugin check --nccl rocm-6.4 librccl-net.so
-                                                for the RCCL of ROCm 6.4
-  regatta plugin check --nccl /opt/nccl/lib/libnccl.so.2 --json ./libnccl-tuner.so
-                                                for the version of this file, as JSON
-
-The library is loaded in a process of its own; none of its functions is called. The exit status is
-0 if it loads and a known release would use it.";
 
 /// Runs the command.
 pub fn run(args: &CheckArgs) -> Result<ExitCode> {
@@ -78,10 +41,7 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode> {
         Some(request) => check.named(request, release)?,
         None => check.selected(&env, release)?,
     };
-    match args.json {
-        true => output::print(&document::to_json(&report)?)?,
-        false => output::print(&render(&report))?,
-    }
+    output::print_report(args.json, || Ok(document::to_json(&report)?), || render(&report))?;
     let failed = match report.selected.is_empty() {
         true => report.libraries.iter().any(|library| !library.usable),
         false => report.selected.iter().any(|selected| selected.problem.is_some()),
@@ -163,12 +123,7 @@ impl Check<'_> {
 
     fn library(&self, path: &str) -> Result<LibraryReport> {
         let path = absolute(path)?;
-        // A pipe would block.
-        let file = std::fs::metadata(&path).and_then(|about| match about.is_file() {
-            false => Err(io::Error::other("not a regular file")),
-            true if about.len() > MAX_LEN => Err(io::Error::other("larger than 1 GiB")),
-            true => std::fs::read(&path),
-        });
+        let file = regular_file::read(Path::new(&path), MAX_LEN);
         let file = file.with_context(|| format!("cannot read {path}"))?;
         let mut facts = read_plugin(&self.loader, &path, &file, host_machine());
         if facts.load.reason() == Some("") {

@@ -1,31 +1,15 @@
 //! `regatta plugin install`: the plug-ins for jobs of any launcher.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::Args;
 use regatta_events::record::settings::FOLDER_VARIABLE;
 
+use crate::args::plugin::InstallArgs;
 use crate::commands::launch::nccl_plugins::{NET_VARIABLE, TABLE_VARIABLE, TUNER_VARIABLE};
 use crate::commands::launch::profile::PLUGIN_VARIABLE;
 use crate::shell::quote;
 use crate::{output, plugins};
-
-/// `regatta plugin install`.
-#[derive(Debug, Args)]
-pub struct InstallArgs {
-    /// Folder for the plug-ins, on a file system that all nodes of a job see
-    #[arg(value_name = "FOLDER")]
-    folder: PathBuf,
-}
-
-/// Examples in the help.
-pub const EXAMPLES: &str = "\
-Examples:
-  regatta plugin install ~/lib                  write the plug-ins, and print their variables
-  regatta launch --profile python train.py      without an installation, under `regatta launch`;
-                                                also --tuner TABLE and --net-plugin regatta";
 
 /// Writes the plug-ins and prints the variables that load and enable them.
 pub fn run(args: &InstallArgs) -> Result<ExitCode> {

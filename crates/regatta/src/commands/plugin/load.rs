@@ -5,27 +5,16 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use clap::Args;
 use regatta_doctor::collect::{self, TableNames};
 use regatta_doctor::plugin::LoadResult;
 use regatta_launch::subprocess::{CommandEnd, capture};
 
-/// Time limit of the initialisers by default.
-pub const LOAD_LIMIT: Duration = Duration::from_secs(10);
-
-/// `regatta plugin load-library`.
-#[derive(Debug, Args)]
-pub struct LoadLibraryArgs {
-    /// Library to load
-    path: PathBuf,
-    /// Symbols of tables whose names are read
-    symbols: Vec<String>,
-}
+use crate::args::plugin::LoadLibraryArgs;
 
 /// Loads the library in this process. Writes the loader's error, `null` if there is none, then the names
 /// of the tables, each a line of JSON.
@@ -67,7 +56,7 @@ fn outcome(text: &str, end: CommandEnd, limit: Duration) -> (LoadResult, TableNa
     let mut lines = text.lines();
     let error: Option<Option<String>> = lines.next().and_then(|l| serde_json::from_str(l).ok());
     let names = lines.next().and_then(|line| serde_json::from_str(line).ok()).unwrap_or_default();
-    let result = match (error, end) {
+    let result = match (error, timed_out) {
         (Some(None), _) => LoadResult::Loaded,
         (Some(Some(error)), _) => LoadResult::Failed(error),
         (None, CommandEnd::TimedOut) => {

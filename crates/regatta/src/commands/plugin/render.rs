@@ -6,9 +6,9 @@ use regatta_doctor::plugin::environment::SelectedPlugin;
 use regatta_doctor::plugin::kind::version_list;
 use regatta_doctor::plugin::report::{KindUse, ReleaseUse};
 use regatta_doctor::plugin::{Interface, LibraryReport, PluginReport};
-use regatta_draw::table;
 
 use crate::cli::{ERROR, FAINT, GOOD, HEADING};
+use regatta_draw::table;
 use regatta_draw::text::sanitize;
 
 /// The whole report.

@@ -5,37 +5,16 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
-use clap::Args;
 use regatta_model::run_folder::{EVENTS, LOG, is_own_name};
 use regatta_model::units;
 use regatta_observe::read::lock::lock_all;
 use regatta_observe::read::{Run, RunState, RunSummary, lock_files};
 use serde::Serialize;
 
-use super::{RootArgs, start_time};
+use super::start_time;
+use crate::args::runs::PruneArgs;
 use crate::cli::{FAINT, HEADING};
 use crate::output;
-
-/// `regatta runs prune`.
-#[derive(Debug, Args)]
-#[command(group = clap::ArgGroup::new("which").required(true).multiple(true).args(["keep", "older_than"]))]
-pub struct PruneArgs {
-    #[command(flatten)]
-    root: RootArgs,
-    /// Keep the newest COUNT runs
-    #[arg(long, value_name = "COUNT")]
-    keep: Option<usize>,
-    /// Keep runs with activity within this time, as in 90m, 12h, 7d or 4w. With --keep, a run is
-    /// removed only if both allow it
-    #[arg(long, value_name = "AGE", value_parser = parse_age)]
-    older_than: Option<Duration>,
-    /// Remove the runs; without it, they are only listed
-    #[arg(long)]
-    yes: bool,
-    /// Print as JSON
-    #[arg(long)]
-    json: bool,
-}
 
 /// What happens to a run that the options select.
 #[derive(Debug, Serialize)]
@@ -60,10 +39,7 @@ pub fn run(args: &PruneArgs) -> Result<()> {
         }
         pruned.push(PrunedRun { removed: args.yes && kept.is_none(), kept, run });
     }
-    output::print(&match args.json {
-        true => serde_json::to_string_pretty(&pruned)? + "\n",
-        false => text(&pruned, args.yes),
-    })
+    output::print_report(args.json, || output::json_lines(&pruned), || text(&pruned, args.yes))
 }
 
 /// The runs, newest first, that `--keep` and `--older-than` select for removal.
@@ -149,18 +125,6 @@ fn text(pruned: &[PrunedRun], yes: bool) -> String {
     format!("{lines}{end}\n")
 }
 
-/// Parses an age such as `7d`.
-fn parse_age(text: &str) -> Result<Duration, String> {
-    const EXPECTED: &str = "expected a number and a unit: s, m, h, d or w, as in 7d";
-    const UNITS: [(&str, u64); 5] =
-        [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400), ("w", 7 * 86_400)];
-    let unit_at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(unit_at);
-    let (_, seconds) = UNITS.iter().find(|(name, _)| *name == unit).ok_or(EXPECTED)?;
-    let number: u64 = number.parse().map_err(|_| EXPECTED)?;
-    Ok(Duration::from_secs(number.saturating_mul(*seconds)))
-}
-
 #[cfg(test)]
 mod tests {
     use regatta_observe::read::{LastMetrics, RunKind};
@@ -191,17 +155,5 @@ mod tests {
         assert_eq!(names(None, Some(50)), "ca");
         assert_eq!(names(Some(1), Some(50)), "a");
         assert_eq!((names(Some(3), None), names(None, Some(1000))), (String::new(), String::new()));
-    }
-
-    #[test]
-    fn ages_have_a_number_and_a_unit() {
-        for (text, seconds) in
-            [("90s", 90), ("2m", 120), ("12h", 43_200), ("7d", 604_800), ("1w", 604_800)]
-        {
-            assert_eq!(parse_age(text), Ok(Duration::from_secs(seconds)), "{text}");
-        }
-        for invalid in ["", "7", "d", "7x", "-7d", "7 d", "1.5d"] {
-            assert!(parse_age(invalid).is_err(), "{invalid}");
-        }
     }
 }

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use clap::Args;
 use regatta_model::result::RunResult;
 use regatta_model::{run_folder, units};
 use regatta_observe::read::{Run, RunSummary, last_launch};
@@ -12,22 +11,10 @@ use regatta_train::run_paths;
 use serde::Serialize;
 
 use super::no_checkpoint::config;
-use super::{RootArgs, colored, start_time};
+use super::{colored, start_time};
+use crate::args::runs::ShowArgs;
 use crate::cli::{FAINT, HEADING};
 use crate::output;
-
-/// `regatta runs show`.
-#[derive(Debug, Args)]
-pub struct ShowArgs {
-    /// A run folder, or its name in the folder of --root
-    #[arg(value_name = "RUN")]
-    run: PathBuf,
-    #[command(flatten)]
-    root: RootArgs,
-    /// Print as JSON
-    #[arg(long)]
-    json: bool,
-}
 
 /// A run in detail.
 #[derive(Debug, Serialize)]
@@ -68,10 +55,7 @@ pub fn run(args: &ShowArgs) -> Result<()> {
         checkpoint_dir,
         result: run.last_launch().result().ok().flatten(),
     };
-    output::print(&match args.json {
-        true => serde_json::to_string_pretty(&details)? + "\n",
-        false => text(&details),
-    })
+    output::print_report(args.json, || output::json_lines(&details), || text(&details))
 }
 
 /// The settings of a training that differ from the default.

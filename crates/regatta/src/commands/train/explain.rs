@@ -13,9 +13,9 @@ use regatta_predict::pipeline::{Timeline, draw};
 use regatta_train::config::{CHAR_VOCAB_SIZE, Config, DeviceKind, Resolved, explain};
 use regatta_train::training::gpu_micro_batch;
 
-use super::args::TrainArgs;
 use super::listing::ASSUMED_VOCABULARY;
 use super::{parent, preflight};
+use crate::args::train::TrainArgs;
 use crate::cli::{FAINT, HEADING};
 use crate::commands::compute_device;
 use crate::output;
@@ -43,11 +43,9 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<()> {
     }
     let note = choose_micro_batch(&mut resolved.config, ranks, args)?;
     note.iter().for_each(|note| output::note(note));
-    let all = explain(&resolved, ranks, args.ranks.ranks_per_node.map(|n| n as usize))?;
-    output::print(&match args.json {
-        true => serde_json::to_string_pretty(&all)? + "\n",
-        false => text(&all, crate::commands::map::terminal_width()),
-    })
+    let all = explain(&resolved, ranks, args.ranks.counts.ranks_per_node.map(|n| n as usize))?;
+    let to_text = || text(&all, crate::commands::map::terminal_width());
+    output::print_report(args.json, || output::json_lines(&all), to_text)
 }
 
 /// Chooses the micro-batch size for the GPUs of this machine, as if they were idle.

@@ -1,17 +1,15 @@
 //! `regatta train`: trains a model and shows the progress.
 
-pub mod args;
 mod explain;
 mod gpu_trace;
 mod listing;
-mod options;
+pub mod options;
 mod parent;
 mod preflight;
 mod rank;
 mod reporter;
 pub mod run_folder;
 mod smoke;
-mod task;
 mod terminal;
 
 use std::process::ExitCode;
@@ -19,10 +17,9 @@ use std::process::ExitCode;
 use anyhow::Result;
 use regatta_launch::channel::RankEnd;
 
-pub use args::TrainArgs;
-pub use task::TrainTask;
-
 use super::self_launch::is_rank;
+use super::train_task::TrainTask;
+use crate::args::train::TrainArgs;
 use crate::output;
 
 /// Runs the command.

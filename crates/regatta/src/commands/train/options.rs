@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use regatta_model::run_folder::CONFIG as CONFIG_FILE;
 use regatta_train::config::{self, Resolved};
 
-use super::args::TrainArgs;
+use crate::args::train::TrainArgs;
 
 /// Default preset of `--smoke`.
 const SMOKE_PRESET: &str = "mlp";
@@ -63,7 +63,7 @@ pub fn resolve(args: &TrainArgs) -> Result<Resolved> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::train::args::tests::parse_train;
+    use crate::cli::tests::parse_train;
 
     fn resolve_line(line: &str) -> Result<Resolved> {
         resolve(&parse_train(line)?)

@@ -7,18 +7,18 @@ use anyhow::Result;
 
 use regatta_train::config::{Config, DeviceKind, implied_ranks};
 
-use super::args::TrainArgs;
 use super::preflight;
 use super::reporter::ProgressReporter;
 use super::run_folder;
 use super::smoke::{ReportingProcess, SmokeReporter};
-use super::task::TrainTask;
-use crate::commands::launch::{self, RankReporter, new_run_id, run_dir_or_new};
+use crate::args::train::{TrainArgs, TrainRankArgs};
+use crate::commands::launch::{self, LaunchOptions, RankReporter, new_run_id, run_dir_or_new};
 use crate::commands::rank_events::RankEvents;
 use crate::commands::rank_worker::RankTask;
 use crate::commands::self_launch::{
     LaunchRequest, has_rank_count, local_rank_count, note_oversubscription, set_request,
 };
+use crate::commands::train_task::TrainTask;
 use crate::output;
 use regatta_launch::discovery::Discovery;
 
@@ -26,7 +26,7 @@ use regatta_launch::discovery::Discovery;
 pub fn run(mut task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
     let config = task.config()?;
     let (smoke, run_dir) = (task.smoke, task.run_dir());
-    let mut launch = launch_request(args, &config, PathBuf::new()).options()?;
+    let mut launch = launch_options(args, &config)?;
     let discovery = Discovery::of_job(&launch.job)?;
     // A rank that a scheduler started must not take another rank of its job for another job.
     if let Some(run_dir) = run_dir.as_ref().filter(|_| discovery.allocation.this_rank.is_none()) {
@@ -84,7 +84,7 @@ fn launch_folder(args: &TrainArgs, config: &Config) -> Result<PathBuf> {
 
 /// The number of ranks that training with these options starts, for `--explain`.
 pub fn planned_ranks(config: &Config, args: &TrainArgs) -> Result<usize> {
-    let launch = launch_request(args, config, PathBuf::new()).options()?;
+    let launch = launch_options(args, config)?;
     if let Some(ranks) = launch.job.placement.job.ranks {
         return Ok(ranks as usize);
     }
@@ -98,7 +98,7 @@ pub fn planned_ranks(config: &Config, args: &TrainArgs) -> Result<usize> {
 
 /// Memory of the smallest GPU of the machines to train on, if known.
 pub fn gpu_memory(config: &Config, args: &TrainArgs) -> Result<Option<u64>> {
-    let launch = launch_request(args, config, PathBuf::new()).options()?;
+    let launch = launch_options(args, config)?;
     let discovery = Discovery::of_job(&launch.job)?;
     let gpus = discovery.machines.iter().flat_map(|machine| &machine.gpus);
     Ok(gpus.filter_map(|gpu| gpu.memory_bytes).min())
@@ -112,19 +112,14 @@ fn ranks_of_layout(config: &Config, discovery: &Discovery) -> Option<u32> {
     ranks.filter(|ranks| *ranks > 1 && !by_launcher)
 }
 
-/// The ranks to launch, with logs in `run_dir`.
-fn launch_request<'a>(args: &'a TrainArgs, config: &Config, run_dir: PathBuf) -> LaunchRequest<'a> {
-    let ranks = &args.ranks;
-    LaunchRequest {
-        ranks: ranks.ranks,
-        ranks_per_node: ranks.ranks_per_node,
-        nodes: ranks.nodes,
-        hostfile: ranks.hostfile.as_deref(),
-        run_dir,
+/// The options of `regatta launch` for the ranks.
+fn launch_options(args: &TrainArgs, config: &Config) -> Result<LaunchOptions> {
+    let TrainRankArgs { counts, plugins, launch } = &args.ranks;
+    let request = LaunchRequest {
+        counts: counts.clone(),
+        plugins: plugins.clone(),
         gpus: config.train.device != Some(DeviceKind::Cpu),
-        profile: ranks.profile.level,
-        tuner: ranks.tuner.table.clone(),
-        net_plugin: ranks.net_plugin.library.clone(),
-        user_options: ranks.launch.as_deref(),
-    }
+        user_options: launch.as_deref(),
+    };
+    request.options()
 }

@@ -20,11 +20,11 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use super::gpu_trace;
 use super::reporter::{EventRecorder, ProgressReporter};
 use super::run_folder;
-use super::task::TrainTask;
 use crate::commands::compute_device::{self, ComputeDevice};
 use crate::commands::launch::new_run_id;
 use crate::commands::rank_events::EventSink;
 use crate::commands::rank_worker::note_unrecorded;
+use crate::commands::train_task::TrainTask;
 use crate::system::memory_limits;
 
 /// Upper bound on threads per rank.

@@ -21,9 +21,9 @@ use regatta_nccl_tuning::{Communicator, Function, Table};
 
 use self::case_runner::CaseRunner;
 use self::rounds::MeasuredRounds;
-use super::args::CollectiveArgs;
-use super::multi_run;
+use super::case::lock;
 use super::parent::BenchLaunch;
+use crate::args::bench::CollectiveArgs;
 use crate::output;
 
 /// Rounds unless `--tune-rounds` is given.
@@ -44,7 +44,7 @@ pub fn run(
     if folder.join("0").exists() {
         bail!("{} already has results: choose another folder with --run-dir", folder.display());
     }
-    let _lock = multi_run::lock(folder);
+    let _lock = lock(folder);
     let operations = functions.iter().map(|one| one.name().to_owned().into()).collect();
     let rounds = args.mode.tune_rounds.unwrap_or(DEFAULT_ROUNDS);
     let launch = BenchLaunch::new(&args.ranks)?;

@@ -1,4 +1,4 @@
-//! Command line of `regatta bench compare` and `read`.
+//! The options of `regatta bench compare` and `read`.
 
 use std::path::PathBuf;
 

@@ -1,9 +1,8 @@
-//! The model of `regatta generate` and `regatta eval`.
+//! Loads the model of `regatta generate` and `regatta eval`.
 
 use std::path::PathBuf;
 
 use anyhow::{Result, anyhow, bail};
-use clap::Args;
 use regatta_device::ops::Device;
 use regatta_device::precision::Precision;
 use regatta_kernels_cpu::Cpu;
@@ -13,35 +12,8 @@ use regatta_train::load::{LoadError, Loaded, load};
 
 use super::gpu_detection::{local_vendor, sees_no_gpu, unusable_gpu};
 use super::runs::no_checkpoint;
+use crate::args::model::{DeviceChoice, ModelArgs};
 use crate::output;
-
-/// A trained model, its tokenizer, and the threads to run it.
-#[derive(Debug, Args)]
-pub struct ModelArgs {
-    /// A run folder, a checkpoint, or a Hugging Face model folder
-    #[arg(value_name = "RUN")]
-    run: PathBuf,
-    /// Tokenizer file [default: the model's]
-    #[arg(long, value_name = "FILE")]
-    tokenizer: Option<PathBuf>,
-    /// Where to run the model: a GPU in bf16 if there is one, or the CPU
-    #[arg(long, value_name = "DEVICE", default_value = "auto")]
-    device: DeviceChoice,
-    /// Number of threads [default: one per core]
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
-    threads: Option<u16>,
-}
-
-/// Where to run a model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum DeviceChoice {
-    /// The first GPU, or the CPU if there is none
-    Auto,
-    /// The CPU
-    Cpu,
-    /// The first GPU
-    Gpu,
-}
 
 impl ModelArgs {
     /// The GPU, or a CPU with these threads in a precision.

@@ -1,19 +1,21 @@
-//! Command line of `regatta bench`: benchmarks with nccl-tests' options, ranks and output.
+//! The options of `regatta bench`: benchmarks with nccl-tests' options, ranks and output.
+
+pub mod files;
+pub mod nccl_tests;
 
 use std::path::PathBuf;
 
-use clap::builder::{NonEmptyStringValueParser, TypedValueParser as _};
 use clap::{Args, Subcommand};
 use regatta_measure::baseline::Tolerance;
-use regatta_measure::collectives::parse_size;
+use regatta_measure::collectives::{operations, parse_size};
 use regatta_measure::request::Backend;
 use regatta_model::Operation;
 use regatta_nccl_tuning::fit::MIN_ROUNDS;
 use regatta_nccl_tuning::table::MAX_CHANNELS;
 
-use super::file_args::{CompareArgs, ReadArgs};
-use super::nccl_tests_args::{IterationArgs, SizeArgs};
-use crate::options::{NamedValue, NetPlugin, ProfileArgs, TunerArgs, one_of, positive};
+use self::files::{CompareArgs, ReadArgs};
+use self::nccl_tests::{IterationArgs, SizeArgs};
+use crate::options::{NamedValue, NcclPluginArgs, RankCountArgs, one_of, positive};
 
 /// `regatta bench`.
 #[derive(Debug, Args)]
@@ -82,7 +84,7 @@ impl BenchCommand {
             Self::Gather(args) => (Operation::Gather, args),
             Self::Scatter(args) => (Operation::Scatter, args),
             Self::SendRecv(args) => (Operation::SendRecv, args),
-            Self::All(args) => return Some((ALL.to_vec(), args)),
+            Self::All(args) => return Some((operations().collect(), args)),
             _ => return None,
         };
         Some((vec![operation], args))
@@ -105,19 +107,6 @@ impl BenchCommand {
         }
     }
 }
-
-/// The operations of `all`.
-const ALL: [Operation; 9] = [
-    Operation::AllReduce,
-    Operation::AllGather,
-    Operation::ReduceScatter,
-    Operation::Broadcast,
-    Operation::Reduce,
-    Operation::AllToAll,
-    Operation::Gather,
-    Operation::Scatter,
-    Operation::SendRecv,
-];
 
 /// Arguments of a collective benchmark.
 #[derive(Debug, Clone, Args)]
@@ -186,7 +175,11 @@ pub struct ModeArgs {
 
 /// `regatta bench gemm` and `copy`.
 #[derive(Debug, Clone, Args)]
-#[command(mut_arg("backend", |arg| arg.help("Transport or library over which the ranks exchange results")))]
+#[command(mut_args(|arg| match arg.get_id() == "backend" {
+    // In its place, unlike by `mut_arg`: the order of the sections depends on it.
+    true => arg.help("Transport or library over which the ranks exchange results"),
+    false => arg,
+}))]
 pub struct RooflineArgs {
     #[command(flatten)]
     pub outliers: OutlierArgs,
@@ -213,34 +206,25 @@ pub struct DiskArgs {
 #[derive(Debug, Clone, Args)]
 pub struct OutlierArgs {
     /// Report ranks slower than the median of all ranks by more than this
-    #[arg(long, value_name = "PERCENT", default_value = "10%", value_parser = parse_percent)]
-    pub slower_than: f64,
+    #[arg(long, value_name = "PERCENT", default_value = "10%")]
+    pub slower_than: Tolerance,
 }
 
 /// Which ranks to launch.
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Ranks to launch (outside a job)")]
+#[command(
+    next_help_heading = "Ranks to launch (outside a job)",
+    mut_arg("ranks", |arg| arg.help(
+        "Number of ranks [default: one per GPU, or one per core of this machine (2 to 8)]"
+    )),
+    mut_arg("net_plugin", |arg| arg.help(NET_PLUGIN).help_heading("Communication"))
+)]
 pub struct BenchRankArgs {
     /// Transport or library to benchmark
     #[arg(long, value_parser = one_of(&BACKENDS), value_name = "BACKEND", default_value = "auto", help_heading = "Communication")]
     pub backend: Backend,
-    /// Benchmark this network plug-in of NCCL, without a GPU and without NCCL (backend net-plugin); with
-    /// --backend nccl or rccl, have the library use it: `regatta`, the libfabric plug-in of this program,
-    /// or the path of a library
-    #[arg(long, value_name = "regatta|PATH", value_parser = NonEmptyStringValueParser::new().map(NetPlugin::from), help_heading = "Communication")]
-    pub net_plugin: Option<NetPlugin>,
-    /// Number of ranks [default: one per GPU, or one per core of this machine (2 to 8)]
-    #[arg(long, value_name = "COUNT", value_parser = positive())]
-    pub ranks: Option<u32>,
-    /// Ranks per node
-    #[arg(long, value_name = "COUNT", value_parser = positive())]
-    pub ranks_per_node: Option<u32>,
-    /// Use this many nodes of the allocation or of --hostfile
-    #[arg(long, value_name = "COUNT", value_parser = positive())]
-    pub nodes: Option<u32>,
-    /// Take the nodes from FILE instead of the scheduler
-    #[arg(long, value_name = "FILE")]
-    pub hostfile: Option<PathBuf>,
+    #[command(flatten)]
+    pub counts: RankCountArgs,
     /// As in nccl-tests, but with processes: launches (-t) x (-g) ranks
     #[arg(short = 't', long = "nthreads", value_name = "COUNT", value_parser = positive(), conflicts_with = "ranks")]
     pub threads: Option<u32>,
@@ -248,9 +232,7 @@ pub struct BenchRankArgs {
     #[arg(short = 'g', long = "ngpus", value_name = "COUNT", value_parser = positive(), conflicts_with = "ranks")]
     pub gpus: Option<u32>,
     #[command(flatten)]
-    pub profile: ProfileArgs,
-    #[command(flatten)]
-    pub tuner: TunerArgs,
+    pub plugins: NcclPluginArgs,
     /// Additional options for `regatta launch`, e.g. '--launcher ssh --start-timeout 60'
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
     pub launch: Option<String>,
@@ -259,8 +241,13 @@ pub struct BenchRankArgs {
     pub run_dir: Option<PathBuf>,
 }
 
+/// Help of `--net-plugin`, which also selects what is measured.
+const NET_PLUGIN: &str = "Benchmark this network plug-in of NCCL, without a GPU and without NCCL \
+                          (backend net-plugin); with --backend nccl or rccl, have the library use it: \
+                          `regatta`, the libfabric plug-in of this program, or the path of a library";
+
 /// Values of `--backend`.
-const BACKENDS: [NamedValue<Backend>; 7] = [
+pub const BACKENDS: [NamedValue<Backend>; 7] = [
     ("auto", Backend::Auto, "NCCL or RCCL if every rank has a GPU and the library, else host"),
     (
         "host",
@@ -315,34 +302,6 @@ pub struct TableArgs {
     #[arg(long, value_name = "FILE")]
     pub baseline: Option<PathBuf>,
     /// Allowed regression against the baseline
-    #[arg(long, value_name = "PERCENT", default_value = "10%", requires = "baseline", value_parser = parse_percent)]
-    pub tolerance: f64,
-}
-
-/// Parses a percentage to a fraction.
-fn parse_percent(text: &str) -> Result<f64, &'static str> {
-    let tolerance = text.parse().map_err(|_| "expected 0% to 100%, such as 10%");
-    tolerance.map(|Tolerance { fraction }| fraction)
-}
-
-#[cfg(test)]
-pub mod tests {
-    use std::ffi::OsString;
-
-    use clap::Parser;
-
-    use super::*;
-    use crate::cli::{Cli, Command};
-
-    /// Parses the words after `regatta bench`.
-    pub fn parse_bench<W: Into<OsString>>(
-        words: impl IntoIterator<Item = W>,
-    ) -> Result<BenchCommand, clap::Error> {
-        let words = words.into_iter().map(Into::into);
-        let words = ["regatta", "bench"].map(OsString::from).into_iter().chain(words);
-        match Cli::try_parse_from(words)?.command {
-            Command::Bench(args) => Ok(args.command),
-            other => panic!("not a benchmark: {other:?}"),
-        }
-    }
+    #[arg(long, value_name = "PERCENT", default_value = "10%", requires = "baseline")]
+    pub tolerance: Tolerance,
 }

@@ -8,7 +8,7 @@ use regatta_model::run_folder::CONFIG as CONFIG_FILE;
 use regatta_train::config::{Config, Resolved};
 use serde::{Deserialize, Serialize};
 
-use super::args::TrainArgs;
+use crate::args::train::TrainArgs;
 use crate::output;
 
 /// A training or a smoke test.
@@ -91,8 +91,9 @@ fn with_absolute_paths(resolved: &Resolved) -> Result<Resolved> {
 mod tests {
     use regatta_launch::channel;
 
-    use super::super::{args::tests::parse_train, options};
     use super::*;
+    use crate::cli::tests::parse_train;
+    use crate::commands::train::options;
 
     #[test]
     fn ranks_receive_the_resolved_configuration() {

@@ -1,4 +1,4 @@
-//! Command line of `regatta train`.
+//! The options of `regatta train`.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use clap::Args;
 
 use regatta_train::config::{self, ConfigError};
 
-use crate::options::{NetPluginArgs, ProfileArgs, TunerArgs, positive};
+use crate::options::{NcclPluginArgs, RankCountArgs};
 
 /// `regatta train`.
 #[derive(Debug, Args)]
@@ -69,27 +69,19 @@ pub struct TrainArgs {
 
 /// Which ranks to launch.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Ranks to launch (outside a job)")]
+#[command(
+    next_help_heading = "Ranks to launch (outside a job)",
+    mut_arg("ranks", |arg| arg.short('n').help(
+        "Number of ranks [default: as many as the parallel layout needs on one machine; otherwise as \
+         planned by `regatta map`]"
+    )),
+    mut_arg("nodes", |arg| arg.short('N'))
+)]
 pub struct TrainRankArgs {
-    /// Number of ranks [default: as many as the parallel layout needs on one machine; otherwise as
-    /// planned by `regatta map`]
-    #[arg(short = 'n', long, value_name = "COUNT", value_parser = positive())]
-    pub ranks: Option<u32>,
-    /// Ranks per node
-    #[arg(long, value_name = "COUNT", value_parser = positive())]
-    pub ranks_per_node: Option<u32>,
-    /// Use this many nodes of the allocation or of --hostfile
-    #[arg(short = 'N', long, value_name = "COUNT", value_parser = positive())]
-    pub nodes: Option<u32>,
-    /// Take the nodes from FILE instead of the scheduler
-    #[arg(long, value_name = "FILE")]
-    pub hostfile: Option<PathBuf>,
     #[command(flatten)]
-    pub profile: ProfileArgs,
+    pub counts: RankCountArgs,
     #[command(flatten)]
-    pub tuner: TunerArgs,
-    #[command(flatten)]
-    pub net_plugin: NetPluginArgs,
+    pub plugins: NcclPluginArgs,
     /// Additional options for `regatta launch`, e.g. '--spares 1 --max-restarts 5'
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
     pub launch: Option<String>,
@@ -155,20 +147,8 @@ Exit status:
   137  a rank was killed, for example for running out of memory";
 
 #[cfg(test)]
-pub mod tests {
-    use clap::Parser;
-
+mod tests {
     use super::*;
-    use crate::cli::{Cli, Command};
-
-    /// Parses the words after `regatta train`.
-    pub fn parse_train(words: &str) -> Result<TrainArgs, clap::Error> {
-        let words = ["regatta", "train"].into_iter().chain(words.split_whitespace());
-        match Cli::try_parse_from(words)?.command {
-            Command::Train(args) => Ok(*args),
-            other => panic!("not a training: {other:?}"),
-        }
-    }
 
     #[test]
     fn a_key_given_as_an_option_is_explained() {
