@@ -7,32 +7,13 @@ use regatta_plugin_abi::log::Logger;
 use regatta_plugin_abi::net::v8::{Net, Properties};
 use regatta_plugin_abi::net::{Object, Out};
 
-use super::{NAME, given, guard, size_of_int};
+use super::{given, guard, size_of_int};
 
 /// The table that NCCL looks up.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "NCCL's name")]
-pub static ncclNetPlugin_v8: Net = Net {
-    name: NAME,
-    init,
-    devices: super::devices,
-    get_properties,
-    listen: super::listen,
-    connect: super::connect,
-    accept: super::accept,
-    reg_mr: super::reg_mr,
-    reg_mr_dma_buf: Some(super::reg_mr_dma_buf),
-    dereg_mr: super::dereg_mr,
-    isend,
-    irecv,
-    iflush: super::iflush,
-    test: super::test,
-    close_send: super::close_connection,
-    close_recv: super::close_connection,
-    close_listen: super::close_listen,
-    get_device_mr: None,
-    irecv_consumed: None,
-};
+pub static ncclNetPlugin_v8: Net =
+    super::functions(init, get_properties, super::listen, super::connect, isend, irecv);
 
 unsafe extern "C" fn init(logger: Logger) -> NcclResult {
     super::init(logger)

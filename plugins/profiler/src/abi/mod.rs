@@ -120,6 +120,33 @@ const _: () = {
     assert!(offset_of!(Any, finalize) == 40);
 };
 
+/// An event: `Type` is the integer of its type, `Detail` the part that depends on it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub struct EventDescriptor<Type, Detail> {
+    pub event_type: Type,
+    pub parent: *mut c_void,
+    pub rank: c_int,
+    pub detail: Detail,
+}
+
+const _: () = {
+    assert!(offset_of!(EventDescriptor<u8, u64>, parent) == 8);
+    assert!(offset_of!(EventDescriptor<u64, u64>, parent) == 8);
+    assert!(offset_of!(EventDescriptor<u64, u64>, rank) == 16);
+    assert!(offset_of!(EventDescriptor<u64, u64>, detail) == 24);
+};
+
+/// The part of an event that depends on its type, of a version.
+pub trait EventDetail {
+    /// What the event describes.
+    ///
+    /// # Safety
+    /// The detail is that of the type, and its texts are valid.
+    unsafe fn read(&self, event_type: u64, parent: Handle, rank: c_int) -> Descriptor<'_>;
+}
+
 /// Runs the body of a function of the boundary, see [`regatta_plugin_abi::guard`].
 #[inline]
 pub(crate) fn guard(work: impl FnOnce()) -> NcclResult {
@@ -176,24 +203,25 @@ unsafe fn init(
     }
 }
 
-/// Starts an event: the part of `startEvent` that all versions share.
-///
-/// # Safety
-/// `handle` is NULL or valid for writes, `event` is NULL or valid for reads.
-#[inline]
-unsafe fn start_event<T>(
+/// `startEvent` of all versions.
+unsafe extern "C" fn start_event<T: Copy + Into<u64>, D: EventDetail>(
     context: *mut c_void,
     handle: *mut *mut c_void,
-    event: *const T,
-    read: impl FnOnce(&T) -> Descriptor<'_>,
-) {
-    // SAFETY: by the caller's contract.
-    let (handle, event) = unsafe { (handle.as_mut(), event.as_ref()) };
-    let Some(handle) = handle else { return };
-    // NCCL reuses the variable, with the handle of an older event.
-    *handle = std::ptr::null_mut();
-    let (Some(event), Some(session)) = (event, session::current()) else { return };
-    *handle = session.start_event(context.addr() as u32, read(event)).to_pointer();
+    event: *const EventDescriptor<T, D>,
+) -> NcclResult {
+    guard(|| {
+        // SAFETY: NCCL passes NULL or valid pointers.
+        let (handle, event) = unsafe { (handle.as_mut(), event.as_ref()) };
+        let Some(handle) = handle else { return };
+        // NCCL reuses the variable, with the handle of an older event.
+        *handle = std::ptr::null_mut();
+        let (Some(event), Some(session)) = (event, session::current()) else { return };
+        let EventDescriptor { event_type, parent, rank, detail } = event;
+        let parent = Handle::from_pointer(*parent);
+        // SAFETY: NCCL sets the detail of the type, and its texts are C strings.
+        let descriptor = unsafe { detail.read((*event_type).into(), parent, *rank) };
+        *handle = session.start_event(context.addr() as u32, descriptor).to_pointer();
+    })
 }
 
 /// `stopEvent` of all versions.
