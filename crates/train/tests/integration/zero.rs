@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use regatta_comm::communicator::Communicator;
-use regatta_comm::{Comm, in_process, shm};
+use regatta_comm::{Comm, shm};
 use regatta_device::reference::Reference;
 use regatta_device::tensor::View;
 use regatta_predict::axis::Axis;
@@ -12,6 +12,7 @@ use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::Stage;
 use regatta_predict::shape::{Family, ModelShape};
 use regatta_predict::testing;
+use regatta_testbed::in_process;
 use regatta_train::checkpoint::StateTensor;
 use regatta_train::model::Model;
 use regatta_train::offload::{OffloadTiers, Tier};

@@ -13,8 +13,8 @@ mod tests;
 
 pub(super) use matching::{ScheduledMessage, ScheduledMessages};
 
-use regatta_comm::schedule::{BufferKind, Program};
 use regatta_comm::CallKind;
+use regatta_comm::schedule::{BufferKind, Program};
 
 /// A defect in a program.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
