@@ -114,7 +114,9 @@ fn connect_root(config: BootstrapConfig) -> Result<NetworkContext> {
     let parent = match decode::<FromRoot>(&reply) {
         Some(FromRoot::Ready { .. }) => None,
         Some(FromRoot::ReadyAt(parent)) => Some(parent),
-        Some(FromRoot::Rejected { what, hint }) => return Err(CommError::bootstrap(what, hint)),
+        Some(FromRoot::Rejected(error)) => {
+            return Err(CommError::bootstrap(error.what, error.hint));
+        }
         Some(FromRoot::TryLater) => {
             let what = format!("rank 0 at {root} belongs to an earlier job");
             return Err(CommError::bootstrap(what, "give every job its own MASTER_PORT"));
