@@ -234,20 +234,9 @@ fn message_size(call: &Call<'_>, rank: u32, ranks: u32) -> (u64, u64) {
     (count, (total * call.dtype.size()) as u64)
 }
 
+/// Both are declared in the same order, from 1 on in files.
 fn kind(kind: CallKind) -> OperationKind {
-    match kind {
-        CallKind::AllReduce => OperationKind::AllReduce,
-        CallKind::Reduce => OperationKind::Reduce,
-        CallKind::Broadcast => OperationKind::Broadcast,
-        CallKind::AllGather => OperationKind::AllGather,
-        CallKind::ReduceScatter => OperationKind::ReduceScatter,
-        CallKind::Gather => OperationKind::Gather,
-        CallKind::Scatter => OperationKind::Scatter,
-        CallKind::AllToAll => OperationKind::AllToAll,
-        CallKind::Barrier => OperationKind::Barrier,
-        CallKind::Send => OperationKind::Send,
-        CallKind::Receive => OperationKind::Receive,
-    }
+    OperationKind::from_code(kind as u8 + 1)
 }
 
 fn dtype(dtype: DType) -> DataType {

@@ -64,6 +64,13 @@ pub struct Request {
     pub size: usize,
 }
 
+impl Request {
+    /// Whether it uses memory of a user.
+    pub fn is_direct(&self) -> bool {
+        matches!(self.memory, RequestMemory::User { .. })
+    }
+}
+
 /// A connection. Its owner serialises all calls.
 pub struct Connection {
     net: Arc<Net>,
