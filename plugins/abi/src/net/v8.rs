@@ -39,21 +39,21 @@ pub struct Properties {
     pub device_version: c_int,
 }
 
-/// `isend`: sizes are 32 bits wide.
-pub type Isend = unsafe extern "C" fn(
+/// `isend`: sizes are 32 bits wide in this version.
+pub type Isend<Size = c_int> = unsafe extern "C" fn(
     send: Object,
     data: *mut c_void,
-    size: c_int,
+    size: Size,
     tag: c_int,
     registration: Object,
     request: Out,
 ) -> NcclResult;
-/// `irecv`: sizes are 32 bits wide.
-pub type Irecv = unsafe extern "C" fn(
+/// `irecv`: sizes are 32 bits wide in this version.
+pub type Irecv<Size = c_int> = unsafe extern "C" fn(
     recv: Object,
     count: c_int,
     data: *mut *mut c_void,
-    sizes: *mut c_int,
+    sizes: *mut Size,
     tags: *mut c_int,
     registrations: *mut Object,
     request: Out,

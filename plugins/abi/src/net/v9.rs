@@ -1,9 +1,7 @@
 //! Version 9: sizes of 64 bits, virtual devices, NCCL 2.23 and later.
 
-use std::ffi::{c_int, c_void};
-
 pub use super::Properties;
-use super::{Connect, Listen, MakeVDevice, Object, Out};
+use super::{Connect, Listen, MakeVDevice, v8};
 use crate::NcclResult;
 use crate::log::Logger;
 
@@ -11,24 +9,9 @@ use crate::log::Logger;
 pub const SYMBOL: &std::ffi::CStr = c"ncclNetPlugin_v9";
 
 /// `isend`.
-pub type Isend = unsafe extern "C" fn(
-    send: Object,
-    data: *mut c_void,
-    size: usize,
-    tag: c_int,
-    registration: Object,
-    request: Out,
-) -> NcclResult;
+pub type Isend = v8::Isend<usize>;
 /// `irecv`.
-pub type Irecv = unsafe extern "C" fn(
-    recv: Object,
-    count: c_int,
-    data: *mut *mut c_void,
-    sizes: *mut usize,
-    tags: *mut c_int,
-    registrations: *mut Object,
-    request: Out,
-) -> NcclResult;
+pub type Irecv = v8::Irecv<usize>;
 
 /// The functions as in version 8, with those of this version.
 pub type Functions = super::Functions<

@@ -487,8 +487,3 @@ pub(crate) unsafe extern "C" fn close_listen(listener: Object) -> NcclResult {
         Ok(())
     })
 }
-
-/// Converts a size of 32 bits.
-pub(crate) fn size_of_int(size: c_int) -> Result<usize, String> {
-    usize::try_from(size).map_err(|_| format!("a message of {size} bytes"))
-}

@@ -23,7 +23,7 @@ use crate::session::{self, Opened};
 pub use regatta_plugin_abi::{NcclResult, SUCCESS};
 
 /// The name that NCCL logs.
-pub(crate) const NAME: *const c_char = c"Regatta".as_ptr();
+const NAME: *const c_char = c"Regatta".as_ptr();
 
 /// Event types, by NCCL's numbers.
 pub mod event {
@@ -105,6 +105,16 @@ pub struct Table<Init, EventDescriptor, StateArguments> {
     pub record_event_state:
         unsafe extern "C" fn(*mut c_void, c_int, *const StateArguments) -> NcclResult,
     pub finalize: unsafe extern "C" fn(*mut c_void) -> NcclResult,
+}
+
+impl<Init, T: Copy + Into<u64>, D: EventDetail, A> Table<Init, EventDescriptor<T, D>, A> {
+    /// The table of a version, with the functions that differ between versions.
+    const fn new(
+        init: Init,
+        record_event_state: unsafe extern "C" fn(*mut c_void, c_int, *const A) -> NcclResult,
+    ) -> Self {
+        Self { name: NAME, init, start_event, stop_event, record_event_state, finalize }
+    }
 }
 
 // SAFETY: a table is constant, and its name is a constant text.

@@ -6,11 +6,11 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
 
-use super::{EventDetail, NAME, NcclResult, ProxyOp, ProxyStep, Table, event, guard, v4};
+use super::{EventDetail, NcclResult, ProxyOp, ProxyStep, Table, event, guard, v4};
 use crate::handle::Handle;
 use crate::model::{Collective, CommunicatorFacts, Descriptor, Message, text};
 
-const EVENTS: u64 =
+pub(super) const EVENTS: u64 =
     event::COLLECTIVE | event::P2P | event::PROXY_OP | event::PROXY_STEP | event::KERNEL_CHANNEL;
 
 /// The table.
@@ -21,14 +21,7 @@ pub type Init = unsafe extern "C" fn(*mut *mut c_void, *mut c_int) -> NcclResult
 /// The exported table.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "NCCL's name")]
-pub static ncclProfiler_v3: Profiler = Table {
-    name: NAME,
-    init,
-    start_event: super::start_event,
-    stop_event: super::stop_event,
-    record_event_state,
-    finalize: super::finalize,
-};
+pub static ncclProfiler_v3: Profiler = Profiler::new(init, record_event_state);
 
 /// An event.
 pub type EventDescriptor = super::EventDescriptor<u8, Detail>;

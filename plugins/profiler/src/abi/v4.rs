@@ -3,16 +3,13 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
 
+use super::v3::EVENTS;
 use super::{
-    EventDetail, KernelChannel, NAME, NcclResult, ProxyOp, ProxyStep, StateArguments, Table, event,
-    guard,
+    EventDetail, KernelChannel, NcclResult, ProxyOp, ProxyStep, StateArguments, Table, event, guard,
 };
 use crate::handle::Handle;
 use crate::log::Logger;
 use crate::model::{Collective, CommunicatorFacts, Descriptor, Message, text};
-
-const EVENTS: u64 =
-    event::COLLECTIVE | event::P2P | event::PROXY_OP | event::PROXY_STEP | event::KERNEL_CHANNEL;
 
 /// The table.
 pub type Profiler = Table<Init, EventDescriptor, StateArguments>;
@@ -31,14 +28,7 @@ pub type Init = unsafe extern "C" fn(
 /// The exported table.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "NCCL's name")]
-pub static ncclProfiler_v4: Profiler = Table {
-    name: NAME,
-    init,
-    start_event: super::start_event,
-    stop_event: super::stop_event,
-    record_event_state: super::record_event_state,
-    finalize: super::finalize,
-};
+pub static ncclProfiler_v4: Profiler = Profiler::new(init, super::record_event_state);
 
 /// An event.
 pub type EventDescriptor = super::EventDescriptor<u8, Detail>;

@@ -5,20 +5,14 @@ use std::mem::offset_of;
 
 use super::v4::{self, read_collective, read_kernel_channel, read_message, read_proxy_op};
 use super::{
-    EventDetail, KernelChannel, NAME, NcclResult, ProxyOp, ProxyStep, StateArguments, Table, event,
-    guard,
+    EventDetail, KernelChannel, NcclResult, ProxyOp, ProxyStep, StateArguments, Table, event,
+    guard, v3,
 };
 use crate::handle::Handle;
 use crate::log::Logger;
 use crate::model::{CommunicatorFacts, Descriptor, text};
 
-pub(super) const EVENTS: u64 = event::COLLECTIVE
-    | event::P2P
-    | event::PROXY_OP
-    | event::PROXY_STEP
-    | event::KERNEL_CHANNEL
-    | event::COLLECTIVE_API
-    | event::P2P_API;
+pub(super) const EVENTS: u64 = v3::EVENTS | event::COLLECTIVE_API | event::P2P_API;
 
 /// The table.
 pub type Profiler = Table<Init, EventDescriptor, StateArguments>;
@@ -37,14 +31,7 @@ pub type Init = unsafe extern "C" fn(
 /// The exported table.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "NCCL's name")]
-pub static ncclProfiler_v5: Profiler = Table {
-    name: NAME,
-    init: init::<EVENTS>,
-    start_event: super::start_event,
-    stop_event: super::stop_event,
-    record_event_state: super::record_event_state,
-    finalize: super::finalize,
-};
+pub static ncclProfiler_v5: Profiler = Profiler::new(init::<EVENTS>, super::record_event_state);
 
 /// An event.
 pub type EventDescriptor = super::EventDescriptor<u64, Detail>;

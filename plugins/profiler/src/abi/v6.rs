@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
 
-use super::{EventDetail, NAME, StateArguments, Table, event, v5};
+use super::{EventDetail, StateArguments, Table, event, v5};
 use crate::handle::Handle;
 use crate::model::{Collective, Descriptor, text};
 
@@ -15,14 +15,7 @@ pub type Profiler = Table<v5::Init, EventDescriptor, StateArguments>;
 /// The exported table.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "NCCL's name")]
-pub static ncclProfiler_v6: Profiler = Table {
-    name: NAME,
-    init: v5::init::<EVENTS>,
-    start_event: super::start_event,
-    stop_event: super::stop_event,
-    record_event_state: super::record_event_state,
-    finalize: super::finalize,
-};
+pub static ncclProfiler_v6: Profiler = Profiler::new(v5::init::<EVENTS>, super::record_event_state);
 
 /// An event.
 pub type EventDescriptor = super::EventDescriptor<u64, Detail>;
