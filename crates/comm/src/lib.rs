@@ -17,6 +17,7 @@ pub mod error;
 pub mod event;
 pub mod execute;
 pub mod libfabric;
+mod locks;
 mod matching;
 pub mod net_plugin;
 mod network;
@@ -45,6 +46,9 @@ extern crate self as regatta_comm;
 #[cfg(test)]
 #[path = "../../testbed/src/in_process.rs"]
 mod in_process;
+#[cfg(test)]
+#[path = "../../testbed/src/one_node.rs"]
+mod one_node;
 #[cfg(test)]
 #[path = "../../testbed/src/reference.rs"]
 mod reference;

@@ -127,10 +127,6 @@ impl RecordedEngine {
         }
         result
     }
-
-    fn enter_all(&mut self, calls: &[Call<'_>]) -> Vec<u64> {
-        calls.iter().map(|call| self.enter(call)).collect()
-    }
 }
 
 impl Engine for RecordedEngine {
@@ -168,14 +164,8 @@ impl Engine for RecordedEngine {
         self.inner.poll()
     }
 
-    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result {
-        let operations = self.enter_all(&messages);
-        let result = self.inner.run_p2p(messages);
-        self.leave(&operations, result)
-    }
-
     fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result {
-        let operations = self.enter_all(&calls);
+        let operations: Vec<u64> = calls.iter().map(|call| self.enter(call)).collect();
         let result = self.inner.run_group(calls);
         self.leave(&operations, result)
     }

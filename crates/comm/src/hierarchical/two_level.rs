@@ -5,8 +5,7 @@ use super::stage::stage;
 use super::{Hierarchical, Rail};
 
 use crate::CallKind::{
-    self, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter,
-    Scatter,
+    AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
 };
 use crate::schedule::equal_block;
 

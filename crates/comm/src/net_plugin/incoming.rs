@@ -103,7 +103,7 @@ impl Incoming {
             let Some((request, size)) = connection.poll()? else { break };
             (moved, self.has_received) = (true, true);
             if let RequestMemory::Bounce(bounce) = &request.memory {
-                let bytes = bounce.bytes().get(..size).unwrap_or_default();
+                let bytes = bounce.buffer.bytes().get(..size).unwrap_or_default();
                 self.on_message(step, bytes)?;
             }
             if let Some(connection) = self.control.get() {

@@ -186,8 +186,8 @@ impl Outgoing {
             };
             let mut bounce = connection.bounce_buffer()?;
             let size = HEADER_BYTES + rest.len();
-            bounce.bytes_mut()[..HEADER_BYTES].copy_from_slice(&header.encode(context.job));
-            bounce.bytes_mut()[HEADER_BYTES..size].copy_from_slice(rest);
+            bounce.buffer.bytes_mut()[..HEADER_BYTES].copy_from_slice(&header.encode(context.job));
+            bounce.buffer.bytes_mut()[HEADER_BYTES..size].copy_from_slice(rest);
             let memory = RequestMemory::Bounce(bounce);
             let request = Request { memory, message: number(&header), at: 0, size };
             // SAFETY: the request owns its memory.

@@ -65,7 +65,7 @@ impl IncomingMessage {
             return Err(format!("the net plug-in reported {size} bytes of a chunk of {expected}"));
         }
         let RequestMemory::Bounce(bounce) = memory else { return Ok(()) };
-        let bytes = &bounce.bytes()[..size.min(bounce.bytes().len())];
+        let bytes = &bounce.buffer.bytes()[..size.min(bounce.buffer.bytes().len())];
         match &mut self.destination {
             Destination::User(recv) => recv.buffer.write(*at, bytes),
             Destination::Unexpected(_, into) => into[*at..*at + size].copy_from_slice(bytes),
