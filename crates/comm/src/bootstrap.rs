@@ -27,6 +27,7 @@ use crate::schedule::algorithm_table::AlgorithmTable;
 use crate::tcp::{Dialler, Sockets};
 use crate::{CommError, Communicator, Result};
 pub use config::{BootstrapConfig, VARIABLES, host_name};
+pub use regatta_wire::reactor::listen;
 use root_connection::{RootConnector, connect_error, resolve};
 
 /// Rank 0 reports why the bootstrap failed; the other ranks wait a little longer for the report.
@@ -37,18 +38,6 @@ const SPIN: Duration = Duration::from_micros(50);
 
 /// Larger than any machine; rank 0 keeps about 100 bytes per rank.
 const MAX_WORLD_SIZE: u32 = 1 << 20;
-
-/// Enough for thousands of ranks that connect at once, if the system allows it.
-const BACKLOG: i32 = 4096;
-
-/// Listens at an address; port 0 selects a free port.
-pub fn listen(at: SocketAddr) -> std::io::Result<TcpListener> {
-    // With SO_REUSEADDR, so that connections of a job that just ended (TIME_WAIT) do not block its port.
-    let listener = TcpListener::bind(at)?;
-    // Replaces the shorter backlog of the standard library.
-    rustix::net::listen(&listener, BACKLOG)?;
-    Ok(listener)
-}
 
 /// Connects this rank with all others over the network.
 pub fn join(config: BootstrapConfig) -> Result<Communicator> {
@@ -114,7 +103,9 @@ fn connect_root(config: BootstrapConfig) -> Result<NetworkContext> {
     let parent = match decode::<FromRoot>(&reply) {
         Some(FromRoot::Ready { .. }) => None,
         Some(FromRoot::ReadyAt(parent)) => Some(parent),
-        Some(FromRoot::Rejected { what, hint }) => return Err(CommError::bootstrap(what, hint)),
+        Some(FromRoot::Rejected(error)) => {
+            return Err(CommError::bootstrap(error.what, error.hint));
+        }
         Some(FromRoot::TryLater) => {
             let what = format!("rank 0 at {root} belongs to an earlier job");
             return Err(CommError::bootstrap(what, "give every job its own MASTER_PORT"));

@@ -226,7 +226,7 @@ impl Call<'_> {
 
     /// The bytes that a rank contributes.
     #[inline]
-    pub(crate) fn contribution(&self, rank: usize) -> &[u8] {
+    pub fn contribution(&self, rank: usize) -> &[u8] {
         let root = self.root as usize == rank;
         match (self.input, self.kind) {
             (_, CallKind::Broadcast) if root => self.output,
@@ -241,7 +241,7 @@ impl Call<'_> {
 
     /// The output bytes of a rank's result.
     #[inline]
-    pub(crate) fn result_range(&self, rank: usize) -> Range<usize> {
+    pub fn result_range(&self, rank: usize) -> Range<usize> {
         let (root, in_place) = (self.root as usize == rank, self.input.is_none());
         match self.kind {
             CallKind::Send => 0..0,

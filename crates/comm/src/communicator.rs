@@ -18,6 +18,7 @@ use crate::control::CommMonitor;
 use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn, OnStreamFn};
 use crate::error::Peer;
 use crate::event::CompleteOnDrop;
+use crate::locks::lock;
 use crate::recording;
 use crate::transports::Transports;
 use crate::{Call, CallKind, Comm, CommError, Counts, DType, Event, OwnedCall, Pending, Result};
@@ -86,10 +87,6 @@ struct Jobs {
     /// The worker thread, spawned on first use.
     thread: Option<JoinHandle<()>>,
     closed: bool,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl TicketQueue {

@@ -140,7 +140,7 @@ pub(crate) fn all_gather_words(engine: &mut dyn Engine, own: [u64; 2]) -> Result
 }
 
 /// All-gathers the arguments of [`Engine::split`].
-pub(crate) fn all_gather_split_args(
+pub fn all_gather_split_args(
     engine: &mut dyn Engine,
     colour: Option<u32>,
     key: i64,

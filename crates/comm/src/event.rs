@@ -24,7 +24,9 @@ pub trait Completion: Send + Sync {
     unsafe fn wait_on_stream(&self, stream: Stream) -> Result;
 
     /// Whether the work runs on a device stream.
-    fn is_on_device(&self) -> bool;
+    fn is_on_device(&self) -> bool {
+        true
+    }
 }
 
 /// The completion of a call, or of other work on a stream of the caller.

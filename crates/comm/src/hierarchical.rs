@@ -20,8 +20,6 @@ mod two_level;
 
 use std::sync::Arc;
 
-use regatta_wire::secret::Secret;
-
 use crate::error::Peer;
 
 use crate::bootstrap::BootstrapConfig;
@@ -30,9 +28,9 @@ use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn, all_gath
 use crate::network::{MonitorRole, NetworkEngine};
 use crate::shm::ShmEngine;
 use crate::transports::Transports;
-use crate::{Call, CallKind, CommError, Communicator, Counts, DType, Result, bootstrap, shm};
+use crate::{Call, CallKind, Communicator, Counts, DType, Result, bootstrap, shm};
 use node_layout::NodeLayout;
-use shm_socket_names::ShmNaming;
+use shm_socket_names::{fresh_comm_id, socket_name};
 
 /// One rank per node, over the network.
 type Rail = NetworkEngine;
@@ -48,64 +46,31 @@ struct Hierarchical {
     /// Decides on the faults of all engines.
     monitor: Arc<CommMonitor>,
     layout: NodeLayout,
-    shm_naming: ShmNaming,
+    /// Bytes of a buffer per slot in shared memory.
+    chunk_bytes: usize,
 }
 
 /// Connects this rank with all others, over the fastest transport to each.
 pub fn join(config: BootstrapConfig) -> Result<Communicator> {
-    join_with(config, shm::ShmConfig::default().chunk_bytes)
+    join_with(config, shm::CHUNK_BYTES)
 }
 
 /// [`join`] with this many bytes of a buffer per slot in shared memory, equal on all ranks.
 pub fn join_with(config: BootstrapConfig, chunk_bytes: usize) -> Result<Communicator> {
-    let shm_naming = ShmNaming::new(&config, chunk_bytes);
     let world = bootstrap::engine(config)?;
-    Ok(Communicator::recorded(Hierarchical::build(world, shm_naming)?))
-}
-
-/// Communicators of ranks that are threads of this process, as on one node, for tests.
-pub fn world(
-    ranks: u32,
-    chunk_bytes: usize,
-    configure: impl Fn(&mut BootstrapConfig),
-) -> Result<Vec<Communicator>> {
-    let address = std::net::Ipv4Addr::LOCALHOST;
-    let listener = bootstrap::listen((address, 0).into());
-    let listener = listener.map_err(|error| CommError::system("listening socket", error))?;
-    let port = listener.local_addr().map_err(|e| CommError::system("listening socket", e))?.port();
-    let secret = Secret::generate().map_err(|error| CommError::system("job secret", error))?;
-    // Isolates the shared memory of worlds that are joined at the same time.
-    let node = secret.derive("node").to_hex();
-    let configured = |rank: u32, listener| {
-        let (master, secret) = (address.to_string(), secret.clone());
-        let mut config = BootstrapConfig::new(rank, ranks, &master, port, secret);
-        (config.host, config.node, config.listener) =
-            ("this node".to_owned(), node.clone(), listener);
-        configure(&mut config);
-        config
-    };
-    let mut listener = Some(listener);
-    let configs: Vec<BootstrapConfig> =
-        (0..ranks).map(|rank| configured(rank, listener.take())).collect();
-    std::thread::scope(|scope| {
-        let join = |config| scope.spawn(move || join_with(config, chunk_bytes));
-        let threads: Vec<_> = configs.into_iter().map(join).collect();
-        let panicked = |_| Err(CommError::system("joining", "a thread panicked"));
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
-    })
+    Ok(Communicator::recorded(Hierarchical::build(world, chunk_bytes)?))
 }
 
 impl Hierarchical {
     /// Adds shared memory and rails to ranks that are connected over the network.
-    fn build(mut world: NetworkEngine, shm_naming: ShmNaming) -> Result<Box<dyn Engine>> {
-        let monitor = world.derived_monitor();
-        let ids =
-            all_gather_words(&mut world, [shm_naming.node, shm_socket_names::fresh_comm_id()])?;
+    fn build(mut world: NetworkEngine, chunk_bytes: usize) -> Result<Box<dyn Engine>> {
+        let (monitor, config) = (world.derived_monitor(), world.config());
+        let ids = all_gather_words(&mut world, [config.node_id(), fresh_comm_id()])?;
         let nodes: Vec<u64> = ids.iter().map(|[node, _]| *node).collect();
         let layout = NodeLayout::new(world.rank(), &nodes);
         // All ranks use the communicator id of rank 0.
-        let name = shm_naming.name(ids[0][1], layout.node);
-        let joined = Self::join_local(&monitor, &layout, &name, shm_naming.config)
+        let name = socket_name(&config.secret, ids[0][1], layout.node);
+        let joined = Self::join_local(&monitor, &layout, &name, (config, chunk_bytes))
             .and_then(|local| Ok((local, Self::join_rail(&mut world, &layout)?)));
         let (local, mut rail) = joined.map_err(|error| {
             // Other ranks may wait for this one on either.
@@ -116,7 +81,7 @@ impl Hierarchical {
         if let Some(rail) = &mut rail {
             rail.set_monitor(monitor.clone(), MonitorRole::Part);
         }
-        Ok(Box::new(Self { world, local, rail, monitor, layout, shm_naming }))
+        Ok(Box::new(Self { world, local, rail, monitor, layout, chunk_bytes }))
     }
 
     /// Connects the ranks of this node, if there are several.
@@ -124,14 +89,14 @@ impl Hierarchical {
         monitor: &Arc<CommMonitor>,
         layout: &NodeLayout,
         name: &str,
-        config: shm::ShmConfig,
+        (config, chunk_bytes): (Arc<BootstrapConfig>, usize),
     ) -> Result<Option<ShmEngine>> {
         if layout.local_ranks.len() == 1 {
             return Ok(None);
         }
         let members = layout.local_ranks.iter().map(|rank| monitor.members[*rank as usize]);
         let (rank, members) = (layout.local_rank, members.collect());
-        shm::join(name, rank, members, monitor, config).map(Some)
+        shm::join(name, rank, members, monitor, config, chunk_bytes).map(Some)
     }
 
     /// Connects one rank per node, if there are several nodes.
@@ -184,7 +149,7 @@ impl Engine for Hierarchical {
         let world = self.world.split_off(colour, key);
         let world = world.map_err(|error| self.monitor.report_and_fail(error))?;
         let Some(world) = world else { return Ok(None) };
-        Self::build(world, self.shm_naming.clone()).map(Some)
+        Self::build(world, self.chunk_bytes).map(Some)
     }
 
     fn allocator(&self) -> Allocator {

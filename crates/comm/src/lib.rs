@@ -17,6 +17,7 @@ pub mod error;
 pub mod event;
 pub mod execute;
 pub mod libfabric;
+mod locks;
 mod matching;
 pub mod net_plugin;
 mod network;
@@ -24,14 +25,12 @@ mod network;
 pub mod communicator;
 pub mod gpu_runtime;
 pub mod hierarchical;
-pub mod in_process;
 pub mod nccl;
 pub mod owned_call;
 mod prefetch;
 pub mod recording;
 pub mod reduce_kernel;
 pub mod reduce_op;
-pub mod reference;
 pub mod schedule;
 pub mod shm;
 mod tcp;
@@ -40,6 +39,19 @@ pub mod translate_ranks;
 pub mod transport;
 pub mod transports;
 pub mod tune;
+
+// Tests of this crate compile what other crates use for their tests.
+#[cfg(test)]
+extern crate self as regatta_comm;
+#[cfg(test)]
+#[path = "../../testbed/src/in_process.rs"]
+mod in_process;
+#[cfg(test)]
+#[path = "../../testbed/src/one_node.rs"]
+mod one_node;
+#[cfg(test)]
+#[path = "../../testbed/src/reference.rs"]
+mod reference;
 
 pub use buffer::{Buffer, MemorySpace};
 pub use call::{Call, CallKind, Signature};

@@ -4,6 +4,7 @@
 mod comm_table;
 mod context;
 mod engine;
+pub mod negotiation;
 mod shared_state;
 mod transport;
 mod user_buffer;

@@ -127,10 +127,6 @@ impl RecordedEngine {
         }
         result
     }
-
-    fn enter_all(&mut self, calls: &[Call<'_>]) -> Vec<u64> {
-        calls.iter().map(|call| self.enter(call)).collect()
-    }
 }
 
 impl Engine for RecordedEngine {
@@ -168,14 +164,8 @@ impl Engine for RecordedEngine {
         self.inner.poll()
     }
 
-    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result {
-        let operations = self.enter_all(&messages);
-        let result = self.inner.run_p2p(messages);
-        self.leave(&operations, result)
-    }
-
     fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result {
-        let operations = self.enter_all(&calls);
+        let operations: Vec<u64> = calls.iter().map(|call| self.enter(call)).collect();
         let result = self.inner.run_group(calls);
         self.leave(&operations, result)
     }
@@ -234,20 +224,9 @@ fn message_size(call: &Call<'_>, rank: u32, ranks: u32) -> (u64, u64) {
     (count, (total * call.dtype.size()) as u64)
 }
 
+/// Both are declared in the same order, from 1 on in files.
 fn kind(kind: CallKind) -> OperationKind {
-    match kind {
-        CallKind::AllReduce => OperationKind::AllReduce,
-        CallKind::Reduce => OperationKind::Reduce,
-        CallKind::Broadcast => OperationKind::Broadcast,
-        CallKind::AllGather => OperationKind::AllGather,
-        CallKind::ReduceScatter => OperationKind::ReduceScatter,
-        CallKind::Gather => OperationKind::Gather,
-        CallKind::Scatter => OperationKind::Scatter,
-        CallKind::AllToAll => OperationKind::AllToAll,
-        CallKind::Barrier => OperationKind::Barrier,
-        CallKind::Send => OperationKind::Send,
-        CallKind::Receive => OperationKind::Receive,
-    }
+    OperationKind::from_code(kind as u8 + 1)
 }
 
 fn dtype(dtype: DType) -> DataType {

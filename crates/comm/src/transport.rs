@@ -74,7 +74,7 @@ pub trait Transport: Send {
     ) -> Result<RequestId>;
 
     /// Posts a receive that stores `operand ∘ received` in `into`. Both have the same length and do
-    /// not overlap. A transport that can avoid the copy should override this.
+    /// not overlap.
     ///
     /// # Safety
     /// As for [`Self::post_receive`]; `operand` must stay valid and must not be written as long.
@@ -86,14 +86,7 @@ pub trait Transport: Send {
         operand: *const [u8],
         dtype: DType,
         op: ReduceOp,
-    ) -> Result<RequestId> {
-        let length = into.len().min(operand.len());
-        // SAFETY: the caller guarantees that both are valid and exclusively accessible.
-        unsafe {
-            std::ptr::copy(operand.cast::<u8>(), into.cast::<u8>(), length);
-            self.post_receive(from, key, into, RecvAction::Reduce(dtype, op))
-        }
-    }
+    ) -> Result<RequestId>;
 
     /// Makes progress and waits at most `timeout` for an operation to complete. Appends completed
     /// requests to `done`. An error is final: the caller must cancel what is posted, and all other

@@ -7,7 +7,7 @@
 //! write.
 
 use crate::operation::{Communicator, DataType, OperationKind, Process};
-use crate::varint::{Decoder, put, put_all, put_text};
+use crate::varint::{Decoder, put, put_all, put_optional, put_text};
 
 /// Extension of status files.
 pub const EXTENSION: &str = "status";
@@ -104,7 +104,7 @@ pub fn encode_slot(status: &Status, generation: u64) -> Vec<u8> {
     put_optional(&mut out, status.process.rank);
     put(&mut out, u64::from(status.process.restart));
     put(&mut out, u64::from(status.process.pid));
-    put_text(&mut out, cut(&status.process.host));
+    put_text(&mut out, &status.process.host, MAX_NAME);
     put_all(&mut out, [status.host_time, status.realtime, status.lost]);
     out.push(u8::from(status.ended));
     for communicator in &status.communicators {
@@ -157,26 +157,11 @@ fn checksum(generation: u64, payload: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-fn cut(text: &str) -> &str {
-    &text[..text.floor_char_boundary(MAX_NAME)]
-}
-
-fn put_optional(out: &mut Vec<u8>, value: Option<u32>) {
-    put(out, value.map_or(0, |value| u64::from(value) + 1));
-}
-
-fn take_optional(decoder: &mut Decoder<'_>) -> Option<Option<u32>> {
-    match decoder.u64()? {
-        0 => Some(None),
-        value => Some(Some(u32::try_from(value - 1).ok()?)),
-    }
-}
-
 fn put_communicator(out: &mut Vec<u8>, status: &CommunicatorStatus) {
     let Communicator { index, id, name, ranks, nodes, rank } = &status.communicator;
     out.extend(id.to_le_bytes());
     put_all(out, [u64::from(*index), u64::from(*ranks), u64::from(*nodes), u64::from(*rank)]);
-    put_text(out, cut(name));
+    put_text(out, name, MAX_NAME);
     put_all(out, [status.enqueued, status.started, status.completed]);
     put_all(out, [status.messages, status.messages_completed]);
     put_current(out, status.current.as_ref());
@@ -193,7 +178,7 @@ fn put_current(out: &mut Vec<u8>, current: Option<&CurrentOperation>) {
 
 fn take_status(decoder: &mut Decoder<'_>) -> Option<Status> {
     let process = StatusProcess {
-        rank: take_optional(decoder)?,
+        rank: decoder.optional()?,
         restart: decoder.u32()?,
         pid: decoder.u32()?,
         host: decoder.text()?,
@@ -232,7 +217,7 @@ fn take_current(decoder: &mut Decoder<'_>) -> Option<Option<CurrentOperation>> {
         kind: OperationKind::from_code(kind),
         dtype: DataType::from_code(dtype),
         started: started != 0,
-        peer: take_optional(decoder)?,
+        peer: decoder.optional()?,
         index: decoder.u64()?,
         count: decoder.u64()?,
         bytes: decoder.u64()?,

@@ -19,8 +19,14 @@ pub(crate) fn put_signed(out: &mut Vec<u8>, value: i64) {
     put(out, ((value << 1) ^ (value >> 63)) as u64);
 }
 
-/// Appends text with its length.
-pub(crate) fn put_text(out: &mut Vec<u8>, text: &str) {
+/// Appends an optional integer.
+pub(crate) fn put_optional(out: &mut Vec<u8>, value: Option<u32>) {
+    put(out, value.map_or(0, |value| u64::from(value) + 1));
+}
+
+/// Appends at most `max` bytes of text, with their number.
+pub(crate) fn put_text(out: &mut Vec<u8>, text: &str, max: usize) {
+    let text = &text[..text.floor_char_boundary(max)];
     put(out, text.len() as u64);
     out.extend_from_slice(text.as_bytes());
 }
@@ -64,6 +70,13 @@ impl<'a> Decoder<'a> {
 
     pub(crate) fn u32(&mut self) -> Option<u32> {
         self.u64()?.try_into().ok()
+    }
+
+    pub(crate) fn optional(&mut self) -> Option<Option<u32>> {
+        match self.u64()? {
+            0 => Some(None),
+            value => Some(Some(u32::try_from(value - 1).ok()?)),
+        }
     }
 
     pub(crate) fn bytes(&mut self, length: usize) -> Option<&'a [u8]> {

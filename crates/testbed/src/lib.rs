@@ -1,4 +1,5 @@
-//! A multi-node cluster of Linux namespaces on one machine, for tests.
+//! A multi-node cluster of Linux namespaces on one machine, for tests; [`in_process`] and [`one_node`]
+//! have ranks as threads.
 //!
 //! A host is a set of Linux namespaces (network, UTS, mount, IPC, PID) with its own name, address,
 //! `/tmp`, `/dev/shm`, `/sys` and control groups; veth pairs connect the hosts to a bridge in a
@@ -32,9 +33,12 @@ mod error;
 mod fault_injection;
 mod host;
 mod host_processes;
+pub mod in_process;
 pub mod lumi;
+pub mod one_node;
 mod parallel;
 mod random;
+pub mod reference;
 mod requirements;
 mod sample;
 mod slurm;

@@ -24,6 +24,7 @@ use crate::link::{Link, LinkError, LinkEvent, Role, Timing};
 use crate::secret::{self, Secret};
 use connection::{ConnPhase, Connection};
 use listener::LinkListener;
+pub use listener::listen;
 use refusals::Refusals;
 
 pub use refusals::Refusal;
@@ -141,18 +142,15 @@ impl Reactor {
 
     /// Listens on an address; port 0 selects a free port. Returns the bound address.
     pub fn listen(&mut self, address: SocketAddr) -> io::Result<(ListenerId, SocketAddr)> {
-        let listener = LinkListener::bind(address)?;
-        let address = listener.socket.local_addr()?;
-        Ok((self.register(listener)?, address))
+        let socket = listen(address)?;
+        let address = socket.local_addr()?;
+        Ok((self.add_listener(socket)?, address))
     }
 
     /// Accepts connections from a socket that listens already.
     pub fn add_listener(&mut self, socket: std::net::TcpListener) -> io::Result<ListenerId> {
         socket.set_nonblocking(true)?;
-        self.register(LinkListener::new(mio::net::TcpListener::from_std(socket)))
-    }
-
-    fn register(&mut self, mut listener: LinkListener) -> io::Result<ListenerId> {
+        let mut listener = LinkListener::new(mio::net::TcpListener::from_std(socket));
         let id = ListenerId(self.allocate_id());
         self.poll.registry().register(&mut listener.socket, token(id.0), Interest::READABLE)?;
         self.listeners.insert(id, listener);

@@ -19,8 +19,8 @@ use std::sync::{Mutex, PoisonError};
 
 use regatta_plugin_abi::log::{Level, Logger, log};
 use regatta_plugin_abi::net::{
-    CommConfig, Object, Out, PTR_HOST, ProfilerCallback, Properties, VirtualDevice, v8, v9, v10,
-    v11,
+    CommConfig, Functions, GetProperties, Object, Out, PTR_HOST, ProfilerCallback, Properties,
+    VirtualDevice, v8, v9, v10, v11,
 };
 use regatta_plugin_abi::{NcclResult, SUCCESS};
 
@@ -152,102 +152,61 @@ unsafe extern "C" fn properties_v11(device: c_int, into: *mut v11::Properties) -
     unsafe { properties(device, &raw mut (*into).common) }
 }
 
+/// The table of a version.
+const fn functions<Init, P, Listen, Connect, Isend, Irecv>(
+    init: Init,
+    get_properties: GetProperties<P>,
+    listen: Listen,
+    connect: Connect,
+    isend: Isend,
+    irecv: Irecv,
+) -> Functions<Init, P, Listen, Connect, Isend, Irecv> {
+    Functions {
+        name: NAME,
+        init,
+        devices,
+        get_properties,
+        listen,
+        connect,
+        accept,
+        reg_mr,
+        reg_mr_dma_buf: None,
+        dereg_mr,
+        isend,
+        irecv,
+        iflush,
+        test,
+        close_send: close,
+        close_recv: close,
+        close_listen,
+        get_device_mr: None,
+        irecv_consumed: None,
+    }
+}
+
 /// The table of version 8.
 #[unsafe(no_mangle)]
-pub static ncclNetPlugin_v8: v8::Net = v8::Net {
-    name: NAME,
-    init,
-    devices,
-    get_properties: properties_v8,
-    listen,
-    connect,
-    accept,
-    reg_mr,
-    reg_mr_dma_buf: None,
-    dereg_mr,
-    isend: isend_v8,
-    irecv: irecv_v8,
-    iflush,
-    test,
-    close_send: close,
-    close_recv: close,
-    close_listen,
-    get_device_mr: None,
-    irecv_consumed: None,
-};
+pub static ncclNetPlugin_v8: v8::Net =
+    functions(init, properties_v8, listen, connect, isend_v8, irecv_v8);
 
 /// The table of version 9.
 #[unsafe(no_mangle)]
 pub static ncclNetPlugin_v9: v9::Net = v9::Net {
-    name: NAME,
-    init,
-    devices,
-    get_properties: properties,
-    listen,
-    connect,
-    accept,
-    reg_mr,
-    reg_mr_dma_buf: None,
-    dereg_mr,
-    isend: isend_v9,
-    irecv: irecv_v9,
-    iflush,
-    test,
-    close_send: close,
-    close_recv: close,
-    close_listen,
-    get_device_mr: None,
-    irecv_consumed: None,
+    functions: functions(init, properties, listen, connect, isend_v9, irecv_v9),
     make_v_device: None,
 };
 
 /// The table of version 10.
 #[unsafe(no_mangle)]
 pub static ncclNetPlugin_v10: v10::Net = v10::Net {
-    name: NAME,
-    init: init_v10,
-    devices,
-    get_properties: properties,
-    listen,
-    connect: connect_v10,
-    accept,
-    reg_mr,
-    reg_mr_dma_buf: None,
-    dereg_mr,
-    isend,
-    irecv,
-    iflush,
-    test,
-    close_send: close,
-    close_recv: close,
-    close_listen,
-    get_device_mr: None,
-    irecv_consumed: None,
+    functions: functions(init_v10, properties, listen, connect_v10, isend, irecv),
     make_v_device: None,
 };
 
 /// The table of version 11.
 #[unsafe(no_mangle)]
 pub static ncclNetPlugin_v11: v11::Net = v11::Net {
-    name: NAME,
-    init: init_v11,
-    devices,
-    get_properties: properties_v11,
-    listen: listen_v11,
-    connect: connect_v11,
-    accept,
-    reg_mr,
-    reg_mr_dma_buf: None,
-    dereg_mr,
-    isend,
-    irecv,
-    iflush,
-    test,
-    close_send: close,
-    close_recv: close,
-    close_listen,
-    get_device_mr: None,
-    irecv_consumed: None,
+    functions: functions(init_v11, properties_v11, listen_v11, connect_v11, isend, irecv),
     make_v_device: None,
     finalize,
     set_net_attr: None,

@@ -171,7 +171,7 @@ impl BootstrapConfig {
     }
 
     /// A hash of the node identifier.
-    pub(super) fn node_id(&self) -> u64 {
+    pub(crate) fn node_id(&self) -> u64 {
         fnv1a(self.node.bytes())
     }
 

@@ -7,7 +7,7 @@ use regatta_wire::secret::Secret;
 
 use super::*;
 use crate::bootstrap::{BootstrapConfig, listen};
-use crate::{CallKind, Collectives, Counts, DType, ReduceOp, hierarchical, in_process, shm};
+use crate::{CallKind, Collectives, Counts, DType, ReduceOp, hierarchical, in_process, one_node};
 
 const RANKS: u32 = 4;
 /// The rank whose engine panics.
@@ -116,7 +116,7 @@ type World = fn(u32) -> Vec<Communicator>;
 
 const WORLDS: [(&str, World); 3] = [
     ("in process", in_process::world),
-    ("shared memory", |ranks| shm::world(ranks).unwrap()),
+    ("shared memory", one_node::world),
     ("two nodes", two_nodes),
 ];
 

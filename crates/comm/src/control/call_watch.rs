@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use regatta_wire::clock;
 
-use super::messages::{CommClosed, ToRoot};
+use super::messages::{CommClosed, ConnFailure, StalledCall, ToRoot};
 use super::monitor::CommMonitor;
 use super::stall_detector::{StallAction, StallDetector};
 use crate::{CommError, Result};
@@ -86,16 +86,17 @@ impl CallWatch {
     fn query(&self, call: Option<u64>, awaited: Vec<u32>, timeout_s: Option<u64>) {
         let all = call.is_some() && timeout_s.is_some();
         let members = if all { self.monitor.members.clone() } else { Vec::new() };
-        let comm_id = self.monitor.comm_id;
-        self.monitor.send(ToRoot::Query { comm_id, call, awaited, members, timeout_s });
+        let (comm_id, awaited) = (self.monitor.comm_id, awaited.into_iter().collect());
+        let stalled = StalledCall { comm_id, call, awaited, members };
+        self.monitor.send(ToRoot::Query { stalled, timeout_s });
     }
 
     /// Reports a failed connection to rank 0, which may know a better cause.
     pub fn connection_failed(&mut self, rank: u32, sending: bool, why: String, call: String) {
         if self.suspicion.is_none() {
             let (comm_id, members) = (self.monitor.comm_id, self.monitor.members.clone());
-            let cause = why.clone();
-            self.monitor.send(ToRoot::ConnFailed { comm_id, rank, sending, why: cause, members });
+            let failure = ConnFailure { comm_id, rank, sending, why: why.clone(), members };
+            self.monitor.send(ToRoot::ConnFailed(failure));
             let error = CommError::RankLost { peer: self.monitor.peer(rank), why, call };
             self.suspect(error, clock::now());
         }

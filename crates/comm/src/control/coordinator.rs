@@ -7,8 +7,8 @@ mod tests;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::messages::{CommClosed, Fault, FromRoot, ToRoot};
-use super::status_query::{Diagnosis, RankStatus, StalledCall, StatusQuery};
+use super::messages::{CommClosed, ConnFailure, Fault, FromRoot, StalledCall, ToRoot};
+use super::status_query::{Diagnosis, StatusQuery};
 
 /// The time a rank's control-plane thread has to answer.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -55,18 +55,8 @@ pub struct FaultCoordinator {
     out: Vec<(Recipient, FromRoot)>,
 }
 
-/// A connection to a peer failed.
-#[derive(Debug, Clone)]
-struct ConnReport {
-    by: u32,
-    comm_id: u64,
-    rank: u32,
-    /// Whether the reporting rank was the sender.
-    sending: bool,
-    why: String,
-    /// The members of the communicator.
-    members: Vec<u32>,
-}
+/// A failed connection, and the rank that reported it.
+type ConnReport = (u32, ConnFailure);
 
 /// Takes the entries whose time has come.
 fn take_due<T>(queue: &mut Vec<(Instant, T)>, now: Instant) -> Vec<T> {
@@ -87,16 +77,11 @@ impl FaultCoordinator {
     /// Handles a message from a rank.
     pub fn handle(&mut self, from: u32, message: ToRoot, now: Instant) {
         match message {
-            ToRoot::ConnFailed { comm_id, rank, sending, why, members } => {
-                let report = ConnReport { by: from, comm_id, rank, sending, why, members };
-                self.conn_reports.push((now + REPORT_DELAY, report));
+            ToRoot::ConnFailed(failure) => {
+                self.conn_reports.push((now + REPORT_DELAY, (from, failure)));
             }
-            ToRoot::Query { comm_id, call, awaited, members, timeout_s } => {
-                let awaited = awaited.into_iter().collect();
-                self.query(from, StalledCall { comm_id, call, awaited, members }, timeout_s, now);
-            }
-            ToRoot::Status { query, calls, recent_calls, message_counts, waits } => {
-                let status = RankStatus { calls, recent_calls, message_counts, waits };
+            ToRoot::Query { stalled, timeout_s } => self.query(from, stalled, timeout_s, now),
+            ToRoot::Status { query, status } => {
                 if let Some((_, report)) = self.probes.remove(&query) {
                     self.link_broken(report);
                 } else if let Some(open) = self.queries.get_mut(&query) {
@@ -141,8 +126,8 @@ impl FaultCoordinator {
         if !self.shut_down.contains_key(&rank) && self.lost.insert(rank) {
             self.broadcast_fault(None, Fault::Lost { rank, why: why.to_owned() });
             // The loss explains what its communicators report, and nothing else.
-            self.conn_reports.retain(|(_, report)| !report.members.contains(&rank));
-            self.probes.retain(|_, (_, report)| !report.members.contains(&rank));
+            self.conn_reports.retain(|(_, (_, failure))| !failure.members.contains(&rank));
+            self.probes.retain(|_, (_, (_, failure))| !failure.members.contains(&rank));
         }
     }
 
@@ -152,8 +137,8 @@ impl FaultCoordinator {
         due.into_iter().for_each(|report| self.probe(report, now));
         let silent = self.probes.iter().filter(|(_, (until, _))| *until <= now).map(|(id, _)| *id);
         for id in silent.collect::<Vec<_>>() {
-            if let Some((_, report)) = self.probes.remove(&id) {
-                self.connection_closed(report.rank, &report.why);
+            if let Some((_, (_, failure))) = self.probes.remove(&id) {
+                self.connection_closed(failure.rank, &failure.why);
             }
         }
         let expired = self.queries.iter().filter(|(_, q)| q.until <= now).map(|(id, _)| *id);
@@ -166,7 +151,7 @@ impl FaultCoordinator {
 
     /// Finds out whether the peer of a broken connection exited, died or is alive.
     fn probe(&mut self, report: ConnReport, now: Instant) {
-        let ConnReport { by, comm_id, rank, .. } = report;
+        let (by, ConnFailure { comm_id, rank, .. }) = report;
         if let Some(fault) = self.exited_before_joining(comm_id, rank) {
             return self.abort_comm(comm_id, fault);
         }
@@ -182,8 +167,8 @@ impl FaultCoordinator {
     }
 
     /// Both ranks are alive, but the link between them is broken.
-    fn link_broken(&mut self, report: ConnReport) {
-        let ConnReport { by, rank, sending, why, .. } = report;
+    fn link_broken(&mut self, (by, failure): ConnReport) {
+        let ConnFailure { rank, sending, why, .. } = failure;
         let (from, to) = if sending { (by, rank) } else { (rank, by) };
         self.broadcast_fault(None, Fault::LinkBroken { from, to, why });
     }

@@ -1,5 +1,6 @@
 //! Messages of the control plane between rank 0 and the other ranks: addresses, faults and status.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use regatta_events::hang::wording;
@@ -146,49 +147,71 @@ pub struct CommClosed {
     pub p2p_sent: Vec<(u32, u64)>,
 }
 
+/// A connection to a peer that failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConnFailure {
+    /// The communicator in use.
+    pub comm_id: u64,
+    /// The peer.
+    pub rank: u32,
+    /// Whether the reporting rank was the sender.
+    pub sending: bool,
+    /// The error.
+    pub why: String,
+    /// All members of the communicator.
+    pub members: Vec<u32>,
+}
+
+/// A call that makes no progress.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StalledCall {
+    /// The communicator.
+    pub comm_id: u64,
+    /// The sequence number of the collective; `None` for a message.
+    pub call: Option<u64>,
+    /// The ranks that the requester waits for.
+    pub awaited: BTreeSet<u32>,
+    /// All members, if a collective timed out.
+    pub members: Vec<u32>,
+}
+
+/// The status of a rank in a communicator.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankStatus {
+    /// The number of collectives started.
+    pub calls: u64,
+    /// The recent collectives with their sequence numbers.
+    pub recent_calls: Vec<(u64, Signature)>,
+    /// The message counts of the current one.
+    pub message_counts: MessageCounts,
+    /// The ranks it waits for in any communicator, and for how many milliseconds.
+    pub waits: Vec<(u32, u64)>,
+}
+
+/// Why the bootstrap failed, and the fix.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RendezvousError {
+    /// The cause.
+    pub what: String,
+    /// The fix.
+    pub hint: String,
+}
+
 /// Messages from a rank to rank 0.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToRoot {
     /// The rank has received [`FromRoot::Ready`].
     HasTable,
     /// A connection to a peer failed.
-    ConnFailed {
-        /// The communicator in use.
-        comm_id: u64,
-        /// The peer.
-        rank: u32,
-        /// Whether the reporting rank was the sender.
-        sending: bool,
-        /// The error.
-        why: String,
-        /// All members of the communicator.
-        members: Vec<u32>,
-    },
+    ConnFailed(ConnFailure),
     /// Asks whether a stalled call can still complete.
     Query {
-        /// The communicator.
-        comm_id: u64,
-        /// The sequence number of the collective; `None` for a message.
-        call: Option<u64>,
-        /// The ranks it waits for.
-        awaited: Vec<u32>,
-        /// All members, if a collective timed out.
-        members: Vec<u32>,
+        stalled: StalledCall,
         /// The seconds waited, if the call timed out: the status of all ranks is then queried.
         timeout_s: Option<u64>,
     },
     /// Answers [`FromRoot::QueryStatus`].
-    Status {
-        query: u64,
-        /// The number of collectives started.
-        calls: u64,
-        /// The recent collectives with their sequence numbers.
-        recent_calls: Vec<(u64, Signature)>,
-        /// The message counts of the current one.
-        message_counts: MessageCounts,
-        /// The ranks it waits for in any communicator, and for how many milliseconds.
-        waits: Vec<(u32, u64)>,
-    },
+    Status { query: u64, status: RankStatus },
     /// Aborts a communicator.
     Abort {
         /// The communicator.
@@ -217,12 +240,7 @@ pub enum FromRoot {
     /// All ranks are registered. This one passes on [`Self::Ready`].
     ReadyAt(RankInfo),
     /// The bootstrap failed.
-    Rejected {
-        /// The cause.
-        what: String,
-        /// The fix.
-        hint: String,
-    },
+    Rejected(RendezvousError),
     /// This rank 0 is that of an earlier job, which is about to exit.
     TryLater,
     /// Asks for the rank's [`ToRoot::Status`] in a communicator.

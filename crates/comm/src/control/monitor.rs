@@ -14,7 +14,7 @@ use regatta_model::hash::fnv1a;
 use regatta_wire::clock;
 
 use super::call_history::{CallHistory, SYNCHRONOUS_CALLS};
-use super::messages::{CommClosed, Fault, MessageCounts, RankInfo, ToRoot};
+use super::messages::{CommClosed, Fault, MessageCounts, RankInfo, RankStatus, ToRoot};
 use super::registry::{Announcement, CommRegistry};
 use super::thread::ControlHandle;
 use crate::engine::{AbortFn, HasFailedFn};
@@ -143,12 +143,12 @@ impl CommMonitor {
         current.map_or_else(String::new, |signature| signature.to_string())
     }
 
-    pub(super) fn recent_calls(&self) -> Vec<(u64, Signature)> {
-        self.history.recent_calls()
-    }
-
-    pub(super) fn message_counts(&self) -> MessageCounts {
-        self.count_messages.get().map_or_else(MessageCounts::default, |count| count())
+    /// The status of this rank, but for what it waits for.
+    pub(super) fn status(&self) -> RankStatus {
+        let count = self.count_messages.get();
+        let message_counts = count.map_or_else(MessageCounts::default, |count| count());
+        let (calls, recent_calls) = (self.calls(), self.history.recent_calls());
+        RankStatus { calls, recent_calls, message_counts, waits: Vec::new() }
     }
 
     /// Whether there is something to be examined with [`Self::announced_error`]: one load.

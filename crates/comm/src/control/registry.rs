@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use super::messages::{CommClosed, Fault, FromRoot, MessageCounts, ToRoot};
+use super::messages::{CommClosed, Fault, FromRoot, RankStatus, ToRoot};
 use super::monitor::CommMonitor;
 
 /// Number of announcements that are kept for communicators that this rank has not opened. Those that
@@ -94,7 +94,7 @@ impl CommRegistry {
             }
             FromRoot::Ready { .. }
             | FromRoot::ReadyAt(_)
-            | FromRoot::Rejected { .. }
+            | FromRoot::Rejected(_)
             | FromRoot::TryLater
             | FromRoot::Shutdown => return None,
         }
@@ -150,10 +150,7 @@ impl CommRegistry {
         let millis = |(rank, waited): (u32, Duration)| (rank, waited.as_millis() as u64);
         let waits = open.iter().flat_map(|monitor| monitor.waits()).map(millis).collect();
         let of = open.iter().find(|monitor| monitor.comm_id == comm_id);
-        let (calls, recent_calls, message_counts) = match of {
-            Some(monitor) => (monitor.calls(), monitor.recent_calls(), monitor.message_counts()),
-            None => (0, Vec::new(), MessageCounts::default()),
-        };
-        ToRoot::Status { query, calls, recent_calls, message_counts, waits }
+        let status = of.map_or_else(RankStatus::default, |monitor| monitor.status());
+        ToRoot::Status { query, status: RankStatus { waits, ..status } }
     }
 }

@@ -2,7 +2,7 @@
 
 use regatta_wire::reactor::Refusal;
 
-use super::messages::RankInfo;
+use super::messages::{RankInfo, RendezvousError};
 
 /// Number of distinct refused peers that are reported.
 const MAX_REPORTED: usize = 8;
@@ -13,15 +13,6 @@ pub struct Rendezvous {
     members: Vec<Option<RankInfo>>,
     /// The number of registered ranks.
     registered: usize,
-}
-
-/// Why the rendezvous failed, and the fix.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RendezvousError {
-    /// The cause.
-    pub what: String,
-    /// The fix.
-    pub hint: String,
 }
 
 impl Rendezvous {

@@ -5,40 +5,14 @@ use std::time::{Duration, Instant};
 
 use regatta_events::hang::{Cause, Stage, explains_delay, judge, reachable, root_causes, wording};
 
-use super::messages::{Fault, MessageCounts};
+use super::messages::{Fault, RankStatus, StalledCall};
 use crate::Signature;
-
-/// A call that timed out.
-#[derive(Debug, Clone)]
-pub struct StalledCall {
-    /// The communicator.
-    pub comm_id: u64,
-    /// The sequence number of the collective; `None` for a message.
-    pub call: Option<u64>,
-    /// The ranks that the requester waits for.
-    pub awaited: BTreeSet<u32>,
-    /// The members of the collective.
-    pub members: Vec<u32>,
-}
 
 impl StalledCall {
     /// Whether both are the same collective. Messages are never shared between requesters.
     pub fn is_same(&self, other: &Self) -> bool {
         self.comm_id == other.comm_id && self.call == other.call && self.call.is_some()
     }
-}
-
-/// The status of a rank in a communicator.
-#[derive(Debug, Clone, Default)]
-pub struct RankStatus {
-    /// The number of calls started.
-    pub calls: u64,
-    /// The recent calls with their sequence numbers.
-    pub recent_calls: Vec<(u64, Signature)>,
-    /// The message counts of the current call.
-    pub message_counts: MessageCounts,
-    /// The ranks it waits for in any communicator, and for how many milliseconds.
-    pub waits: Vec<(u32, u64)>,
 }
 
 /// A status query in progress.

@@ -223,16 +223,13 @@ fn post_order(step: &ProgramStep) -> usize {
 /// Resolves a step's blocks to bytes.
 fn resolve(step: &ProgramStep, layout: &BlockLayout) -> Result<StepOp, BlockRange> {
     let byte_range = |range: &BlockRange| layout.byte_range(range).ok_or_else(|| range.clone());
-    let (kind, reads, writes) = match step {
-        ProgramStep::Send { to, what } => (StepKind::Send(*to), Some(byte_range(what)?), None),
-        ProgramStep::Receive { from, into, reduce } => {
-            let into = byte_range(into)?;
-            (StepKind::Receive(*from), reduce.then(|| into.clone()), Some(into))
-        }
-        ProgramStep::Copy { from, to } => {
-            (StepKind::Copy, Some(byte_range(from)?), Some(byte_range(to)?))
-        }
+    let kind = match step {
+        ProgramStep::Send { to, .. } => StepKind::Send(*to),
+        ProgramStep::Receive { from, .. } => StepKind::Receive(*from),
+        ProgramStep::Copy { .. } => StepKind::Copy,
     };
+    let reads = step.reads().map(byte_range).transpose()?;
+    let writes = step.writes().map(byte_range).transpose()?;
     if let (Some(from), Some(to), ProgramStep::Copy { to: range, .. }) = (&reads, &writes, step)
         && from.bytes.len() != to.bytes.len()
     {

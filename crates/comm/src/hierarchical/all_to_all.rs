@@ -6,7 +6,7 @@
 //! So are calls with per-pair counts, which one engine for all ranks compares before any data moves.
 
 use super::Hierarchical;
-use super::stage::StageEngine;
+use super::stage::stage;
 use crate::engine::Engine;
 use crate::{Call, Counts, Result};
 
@@ -37,13 +37,13 @@ impl Hierarchical {
             let rank = rails[local_rank][node] as usize;
             by_rail[at(local_rank * nodes + node)].copy_from_slice(&input[at(rank)]);
         }
-        local.run_in_place(call.kind, of, 0, Counts::Equal(nodes * count), &mut by_rail)?;
+        local.run(stage(call.kind, of, 0, Counts::Equal(nodes * count), &mut by_rail))?;
         let mut by_node = vec![0; input.len()];
         for (node, local_rank) in coords() {
             by_node[at(node * members + local_rank)]
                 .copy_from_slice(&by_rail[at(local_rank * nodes + node)]);
         }
-        rail.run_in_place(call.kind, of, 0, Counts::Equal(members * count), &mut by_node)?;
+        rail.run(stage(call.kind, of, 0, Counts::Equal(members * count), &mut by_node))?;
         for (node, local_rank) in coords() {
             let rank = rails[local_rank][node] as usize;
             call.output[at(rank)].copy_from_slice(&by_node[at(node * members + local_rank)]);

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::Hierarchical;
 use super::node_layout::NodeLayout;
-use super::stage::StageEngine;
+use super::stage::stage;
 use crate::engine::Engine;
 use crate::{Call, CallKind, Counts, ReduceOp, Result, reduce_kernel};
 
@@ -79,8 +79,8 @@ impl Hierarchical {
         let contribution = call.contribution(self.world.rank() as usize);
         rail_bytes[bytes(&rails.block, size)].copy_from_slice(contribution);
         let kind = CallKind::AllGather;
-        rail.run_in_place(kind, of, 0, per_rank(&rails.own), rail_bytes)?;
-        local.run_in_place(kind, of, 0, per_rank(&rails.rail_counts), &mut all)?;
+        rail.run(stage(kind, of, 0, per_rank(&rails.own), rail_bytes))?;
+        local.run(stage(kind, of, 0, per_rank(&rails.rail_counts), &mut all))?;
         for (to, from) in block_permutation(&rails.ranks, &call.counts, size) {
             call.output[to].copy_from_slice(&all[from]);
         }
@@ -102,9 +102,9 @@ impl Hierarchical {
             all[to].copy_from_slice(&input[from]);
         }
         let kind = CallKind::ReduceScatter;
-        local.run_in_place(kind, of, 0, per_rank(&rails.rail_counts), &mut all)?;
+        local.run(stage(kind, of, 0, per_rank(&rails.rail_counts), &mut all))?;
         let rail_bytes = &mut all[bytes(&rails.rail, size)];
-        rail.run_in_place(kind, of, 0, per_rank(&rails.own), rail_bytes)?;
+        rail.run(stage(kind, of, 0, per_rank(&rails.own), rail_bytes))?;
         let result = &mut rail_bytes[bytes(&rails.block, size)];
         reduce_kernel::finalize(call.dtype, call.op, self.layout.ranks() as u32, result);
         let range = call.result_range(self.world.rank() as usize);

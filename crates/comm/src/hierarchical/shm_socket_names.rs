@@ -3,46 +3,17 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-use regatta_model::hash::fnv1a;
 use regatta_wire::secret::Secret;
-
-use crate::{bootstrap, shm};
 
 /// Hex digits of the unguessable part, as many as fit beside the job's part.
 const DIGITS: usize = 28;
 
-/// Derives the names of all communicators of a job.
-#[derive(Clone)]
-pub struct ShmNaming {
-    secret: Secret,
-    /// Hash of the node name.
-    pub node: u64,
-    /// Configuration of the shared-memory engine.
-    pub config: shm::ShmConfig,
-}
-
-impl ShmNaming {
-    pub fn new(config: &bootstrap::BootstrapConfig, chunk_bytes: usize) -> Self {
-        Self {
-            secret: config.secret.clone(),
-            node: fnv1a(config.node.bytes()),
-            config: shm::ShmConfig {
-                desync_after: config.desync_after,
-                debug: config.debug,
-                join_timeout: config.join_timeout,
-                chunk_bytes,
-                cross_memory: config.cross_memory,
-            },
-        }
-    }
-
-    /// The name for the ranks of a node in a communicator: a prefix that identifies the job, and a
-    /// part that only holders of the job's secret can compute.
-    pub fn name(&self, comm_id: u64, node: u32) -> String {
-        let job = self.secret.derive("shared memory").to_hex();
-        let own = self.secret.derive(&format!("shared memory of {comm_id}.{node}")).to_hex();
-        format!("{job}.{}", &own[..DIGITS])
-    }
+/// The name for the ranks of a node in a communicator: a prefix that identifies the job, and a part
+/// that only holders of the job's secret can compute.
+pub fn socket_name(secret: &Secret, comm_id: u64, node: u32) -> String {
+    let job = secret.derive("shared memory").to_hex();
+    let own = secret.derive(&format!("shared memory of {comm_id}.{node}")).to_hex();
+    format!("{job}.{}", &own[..DIGITS])
 }
 
 /// A fresh communicator id, different from all earlier ones of the job, whose names were visible.
@@ -61,10 +32,6 @@ mod tests {
     /// Maximum length of an abstract socket name, minus the prefix.
     const MAX_NAME_BYTES: usize = 107 - "regatta-comm/".len();
 
-    fn shm_naming(secret: &Secret) -> ShmNaming {
-        ShmNaming::new(&bootstrap::BootstrapConfig::new(0, 1, "localhost", 1, secret.clone()), 1)
-    }
-
     #[test]
     fn names_are_unique_and_depend_on_the_secret() {
         let (secret, other) = (Secret::generate().unwrap(), Secret::generate().unwrap());
@@ -72,7 +39,7 @@ mod tests {
         let ids: Vec<u64> = (0..20).map(|_| fresh_comm_id()).chain([0, 1, u64::MAX]).collect();
         let each = || ids.iter().flat_map(|id| [(*id, 0), (*id, u32::MAX)]);
         let names = |secret: &Secret| -> Vec<String> {
-            each().map(|(id, node)| shm_naming(secret).name(id, node)).collect()
+            each().map(|(id, node)| socket_name(secret, id, node)).collect()
         };
         let (names, guessed) = (names(&secret), names(&other));
         assert!(names.iter().all(|name| name.starts_with(&job) && name.len() <= MAX_NAME_BYTES));

@@ -1,12 +1,11 @@
 //! Collectives in two levels: intra-node, inter-node, intra-node.
 
 use super::rails::bytes;
-use super::stage::StageEngine;
+use super::stage::stage;
 use super::{Hierarchical, Rail};
 
 use crate::CallKind::{
-    self, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter,
-    Scatter,
+    AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
 };
 use crate::schedule::equal_block;
 
@@ -60,19 +59,19 @@ impl Hierarchical {
         let range = |rank: usize| equal_block(elements, ranks as u32, rank as u32);
         let counts: Vec<usize> = (0..ranks).map(|rank| range(rank).len()).collect();
         let each = || Counts::PerRank(counts.as_slice().into());
-        local.run_in_place(ReduceScatter, of, 0, each(), data)?;
+        local.run(stage(ReduceScatter, of, 0, each(), data))?;
         let own = bytes(&range(self.layout.local_rank as usize), size);
         let count = Counts::Equal(own.len() / size);
-        rail.run_in_place(AllReduce, of, 0, count, &mut data[own])?;
-        local.run_in_place(AllGather, of, 0, each(), data)
+        rail.run(stage(AllReduce, of, 0, count, &mut data[own]))?;
+        local.run(stage(AllGather, of, 0, each(), data))
     }
 
     fn reduce_by_leaders(&mut self, of: (DType, ReduceOp), data: &mut [u8]) -> Result {
         let elements = data.len() / of.0.size();
         let count = || Counts::Equal(elements);
-        self.within_node(Reduce, of, 0, count(), data)?;
-        self.between_leaders(AllReduce, of, 0, count(), data)?;
-        self.within_node(Broadcast, of, 0, count(), data)
+        self.within_node(stage(Reduce, of, 0, count(), data))?;
+        self.between_leaders(stage(AllReduce, of, 0, count(), data))?;
+        self.within_node(stage(Broadcast, of, 0, count(), data))
     }
 
     /// To the leader of each node, to the leader of the root's node, to the root. Only the root's
@@ -82,10 +81,10 @@ impl Hierarchical {
         let of = (call.dtype, if call.op == ReduceOp::Average { ReduceOp::Sum } else { call.op });
         let count = || call.counts.clone();
         let mut data = call.input.unwrap_or(call.output).to_vec();
-        self.within_node(Reduce, of, 0, count(), &mut data)?;
-        self.between_leaders(Reduce, of, node, count(), &mut data)?;
+        self.within_node(stage(Reduce, of, 0, count(), &mut data))?;
+        self.between_leaders(stage(Reduce, of, node, count(), &mut data))?;
         if self.layout.node == node && local_rank != 0 {
-            self.within_node(Broadcast, of, 0, count(), &mut data)?;
+            self.within_node(stage(Broadcast, of, 0, count(), &mut data))?;
         }
         if self.world.rank() == call.root {
             reduce_kernel::finalize(call.dtype, call.op, self.layout.ranks() as u32, &mut data);
@@ -100,46 +99,31 @@ impl Hierarchical {
         let (of, data) = ((call.dtype, call.op), call.output);
         let count = || call.counts.clone();
         if self.layout.node == node {
-            self.within_node(Broadcast, of, local_rank, count(), data)?;
+            self.within_node(stage(Broadcast, of, local_rank, count(), data))?;
         }
-        self.between_leaders(Broadcast, of, node, count(), data)?;
+        self.between_leaders(stage(Broadcast, of, node, count(), data))?;
         if self.layout.node != node {
-            self.within_node(Broadcast, of, 0, count(), data)?;
+            self.within_node(stage(Broadcast, of, 0, count(), data))?;
         }
         Ok(())
     }
 
     fn barrier(&mut self) -> Result {
         let (of, none) = ((DType::U8, ReduceOp::Sum), || Counts::Equal(0));
-        self.within_node(Barrier, of, 0, none(), &mut [])?;
-        self.between_leaders(Barrier, of, 0, none(), &mut [])?;
-        self.within_node(Barrier, of, 0, none(), &mut [])
+        self.within_node(stage(Barrier, of, 0, none(), &mut []))?;
+        self.between_leaders(stage(Barrier, of, 0, none(), &mut []))?;
+        self.within_node(stage(Barrier, of, 0, none(), &mut []))
     }
 
     /// One stage on the ranks of this node, if there are several.
-    fn within_node(
-        &mut self,
-        kind: CallKind,
-        of: (DType, ReduceOp),
-        root: u32,
-        counts: Counts<'_>,
-        data: &mut [u8],
-    ) -> Result {
-        let Some(local) = &mut self.local else { return Ok(()) };
-        local.run_in_place(kind, of, root, counts, data)
+    fn within_node(&mut self, stage: Call<'_>) -> Result {
+        self.local.as_mut().map_or(Ok(()), |local| local.run(stage))
     }
 
     /// One stage between the leaders of the nodes, if this rank is one.
-    fn between_leaders(
-        &mut self,
-        kind: CallKind,
-        of: (DType, ReduceOp),
-        root: u32,
-        counts: Counts<'_>,
-        data: &mut [u8],
-    ) -> Result {
+    fn between_leaders(&mut self, stage: Call<'_>) -> Result {
         let leaders = leaders(&mut self.rail, self.layout.local_rank);
-        leaders.map_or(Ok(()), |leaders| leaders.run_in_place(kind, of, root, counts, data))
+        leaders.map_or(Ok(()), |leaders| leaders.run(stage))
     }
 }
 

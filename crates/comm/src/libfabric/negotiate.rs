@@ -2,7 +2,6 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use regatta_fabric::endpoint::{Endpoint, MAX_ADDRESS_BYTES, WaitMode};
 use regatta_fabric::library::{Query, library};
@@ -15,21 +14,15 @@ use super::network::FabricNetwork;
 use super::network_choice::{NetworkChoice, Preference};
 use super::requests::RequestPool;
 use super::tag::FabricTags;
-use crate::control::{RankInfo, decode, encode};
-use crate::engine::all_gather_bytes;
+use crate::control::RankInfo;
 use crate::net_plugin;
-use crate::network::{Network, NetworkContext, NetworkEngine, NetworkTransport};
+use crate::network::negotiation::{Negotiation, shortened};
+use crate::network::{Network, NetworkContext};
 use crate::transports::NetworkName;
 use crate::{CommError, Result};
 
 /// The communicator for the negotiation.
 const NEGOTIATION_COMM: u64 = u64::MAX;
-
-/// Encoded size of an offer.
-const OFFER_BYTES: usize = 1024;
-
-/// Loading libfabric with all providers may take long.
-const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Longer reasons are truncated, so that an offer fits.
 const MAX_REASON_BYTES: usize = 400;
@@ -52,10 +45,7 @@ pub fn select_network(
     let tcp = |why: String| -> Result<(Arc<dyn Network>, NetworkName)> {
         Ok((context.tcp.clone(), NetworkName::Tcp(Some(why))))
     };
-    let peer = |rank: usize| match context.job.members.get(rank) {
-        Some(member) => format!("rank {rank} on {}", member.host),
-        None => format!("rank {rank}"),
-    };
+    let peer = |rank: usize| context.name_of(rank as u32);
     let preferences: Vec<Preference> = context.job.members.iter().map(|info| info.fabric).collect();
     match NetworkChoice::new(&preferences, peer) {
         NetworkChoice::Tcp(why) => return tcp(why),
@@ -73,7 +63,7 @@ pub fn select_network(
         }
         NetworkChoice::Negotiate => {}
     }
-    match Negotiation::new(context).run(choice)? {
+    match Negotiation::new(context, NEGOTIATION_COMM).run(choice)? {
         Ok(fabric) => {
             let name = NetworkName::Libfabric(fabric.name());
             Ok((Arc::new(FabricNetwork::new(fabric, context.shared.clone())), name))
@@ -92,32 +82,20 @@ pub fn select_network(
 /// The rank that cannot use libfabric, and why.
 type Unavailable = (usize, String);
 
-/// The negotiation, over TCP.
-struct Negotiation {
-    context: Arc<NetworkContext>,
-    engine: NetworkEngine,
-}
-
 impl Negotiation {
-    fn new(context: &Arc<NetworkContext>) -> Self {
-        let all = (0..context.job.members.len() as u32).collect();
-        let transport =
-            NetworkTransport::new(context.clone(), context.tcp.clone(), NEGOTIATION_COMM, all);
-        let transport = transport.with_timeout(NEGOTIATION_TIMEOUT);
-        Self { context: context.clone(), engine: NetworkEngine::new(transport) }
-    }
-
     fn run(&mut self, choice: &ProviderChoice) -> Result<Result<Fabric, Unavailable>> {
         let opened = self.open(choice);
-        let own = opened.as_ref().map(|(_, offer)| offer.clone()).map_err(String::clone);
-        let addresses = match agreed(&self.all_gather(&own)?) {
+        let malformed = Err("it sent a malformed offer".to_owned());
+        let shortened = |why: &String| shortened(why, MAX_REASON_BYTES);
+        let own = opened.as_ref().map(|(_, offer)| offer.clone()).map_err(shortened);
+        let addresses = match agreed(&self.exchange(&own, &malformed)?) {
             Ok(addresses) => addresses,
             Err(unavailable) => return Ok(Err(unavailable)),
         };
         let built = opened.and_then(|(endpoint, _)| self.build(endpoint, &addresses));
         // A rank may still fail here, which all others must know.
-        let own = built.as_ref().map_err(String::clone).and(own);
-        match (built, agreed(&self.all_gather(&own)?)) {
+        let own = built.as_ref().map_err(shortened).and(own);
+        match (built, agreed(&self.exchange(&own, &malformed)?)) {
             (Ok(fabric), Ok(_)) => Ok(Ok(fabric)),
             (built, agreed) => {
                 built.into_iter().for_each(Fabric::shutdown);
@@ -128,10 +106,7 @@ impl Negotiation {
 
     fn open(&self, choice: &ProviderChoice) -> FiResult<(Endpoint, (String, Vec<u8>))> {
         let (context, own) = (&self.context, self.context.config.rank as usize);
-        let node = |rank: usize| context.job.members.get(rank).map(|member| member.node);
-        let same_node = |rank: &usize| node(*rank) == node(own);
-        let local_size = (0..context.job.members.len()).filter(same_node).count();
-        let local_rank = (0..own).filter(same_node).count();
+        let (local_rank, local_size) = context.local_rank();
         let is_shm = matches!(choice, ProviderChoice::Named { provider, .. } if provider == "shm");
         if is_shm && local_size < context.job.members.len() {
             return Err("provider shm cannot reach ranks on other nodes".to_owned());
@@ -156,20 +131,6 @@ impl Negotiation {
         let pool = RequestPool::new(endpoint, addresses, tags, job, self.context.config.rank)?;
         Fabric::new(pool, addresses, self.context.shared.clone())
     }
-
-    fn all_gather(&mut self, own: &RankOffer) -> Result<Vec<RankOffer>> {
-        let all = all_gather_bytes(&mut self.engine, &encode_offer(own))?;
-        let malformed = || Err("it sent a malformed offer".to_owned());
-        let offer = |bytes: &[u8]| decode(bytes).unwrap_or_else(malformed);
-        Ok(all.chunks_exact(OFFER_BYTES).map(offer).collect())
-    }
-}
-
-fn encode_offer(offer: &RankOffer) -> Vec<u8> {
-    let shortened = |why: &String| why[..why.floor_char_boundary(MAX_REASON_BYTES)].to_owned();
-    let mut bytes = encode(&offer.as_ref().map_err(shortened));
-    bytes.resize(OFFER_BYTES, 0);
-    bytes
 }
 
 /// The addresses of all ranks, if all opened the same provider.
@@ -225,6 +186,8 @@ pub fn open(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::encode;
+    use crate::network::negotiation::OFFER_BYTES;
 
     fn available(provider: &str) -> RankOffer {
         Ok((provider.to_owned(), vec![1]))
@@ -243,7 +206,8 @@ mod tests {
     fn the_longest_offers_fit() {
         let available = ("verbs;ofi_rxm;ofi_mrail".to_owned(), vec![255; MAX_ADDRESS_BYTES]);
         assert!(encode(&RankOffer::Ok(available)).len() <= OFFER_BYTES);
-        let shortened: RankOffer = decode(&encode_offer(&Err("ü".repeat(2000)))).unwrap();
-        assert_eq!(shortened, Err("ü".repeat(MAX_REASON_BYTES / 2)));
+        let shortened = shortened(&"ü".repeat(2000), MAX_REASON_BYTES);
+        assert_eq!(shortened, "ü".repeat(MAX_REASON_BYTES / 2));
+        assert!(encode(&RankOffer::Err(shortened)).len() <= OFFER_BYTES);
     }
 }

@@ -64,14 +64,8 @@ pub enum RequestMemory {
 
 /// An internal buffer, registered with the provider if required.
 pub struct BounceBuffer {
-    buffer: Buffer,
+    pub buffer: Buffer,
     region: Region,
-}
-
-impl BounceBuffer {
-    pub fn bytes(&self) -> &[u8] {
-        self.buffer.bytes()
-    }
 }
 
 /// User memory and the communicator it belongs to.

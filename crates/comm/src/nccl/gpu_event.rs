@@ -57,10 +57,6 @@ impl Completion for GpuEvent {
         let code = unsafe { (self.device.runtime.stream_wait_event)(stream, self.raw, 0) };
         self.device.check("waiting for an event on a stream", code)
     }
-
-    fn is_on_device(&self) -> bool {
-        true
-    }
 }
 
 /// The completion of calls of a communicator. The engine sets the result when it finds them
@@ -89,9 +85,5 @@ impl Completion for CallEvent {
         }
         // SAFETY: as required of the caller.
         unsafe { self.event.wait_on_stream(stream) }
-    }
-
-    fn is_on_device(&self) -> bool {
-        true
     }
 }

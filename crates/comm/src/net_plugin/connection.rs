@@ -12,18 +12,8 @@ use crate::buffer::Buffer;
 
 /// Memory that is registered for one connection.
 pub struct BounceBuffer {
-    buffer: Buffer,
+    pub buffer: Buffer,
     region: Region,
-}
-
-impl BounceBuffer {
-    pub fn bytes(&self) -> &[u8] {
-        self.buffer.bytes()
-    }
-
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        self.buffer.bytes_mut()
-    }
 }
 
 /// A registration of memory. Plug-ins without registration return the same object for all of them.
@@ -62,6 +52,13 @@ pub struct Request {
     /// The offset in the message.
     pub at: usize,
     pub size: usize,
+}
+
+impl Request {
+    /// Whether it uses memory of a user.
+    pub fn is_direct(&self) -> bool {
+        matches!(self.memory, RequestMemory::User { .. })
+    }
 }
 
 /// A connection. Its owner serialises all calls.
@@ -155,7 +152,9 @@ impl Connection {
             return Ok(false);
         }
         let (start, region) = match &mut request.memory {
-            RequestMemory::Bounce(bounce) => (bounce.bytes_mut().as_mut_ptr(), bounce.region),
+            RequestMemory::Bounce(bounce) => {
+                (bounce.buffer.bytes_mut().as_mut_ptr(), bounce.region)
+            }
             RequestMemory::User { start, region, .. } => (*start, *region),
         };
         let memory = std::ptr::slice_from_raw_parts_mut(start, request.size);

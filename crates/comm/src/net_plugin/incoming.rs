@@ -55,7 +55,7 @@ impl Incoming {
     /// Messages of the rank that connects to this listener.
     pub fn new(listener: Listener) -> Self {
         Self {
-            control: RecvLink::Listening(listener),
+            control: RecvLink::Pending(listener),
             data: RecvLink::Unused,
             queue: MatchQueue::default(),
             receiving: BTreeMap::new(),
@@ -103,7 +103,7 @@ impl Incoming {
             let Some((request, size)) = connection.poll()? else { break };
             (moved, self.has_received) = (true, true);
             if let RequestMemory::Bounce(bounce) = &request.memory {
-                let bytes = bounce.bytes().get(..size).unwrap_or_default();
+                let bytes = bounce.buffer.bytes().get(..size).unwrap_or_default();
                 self.on_message(step, bytes)?;
             }
             if let Some(connection) = self.control.get() {
@@ -232,7 +232,7 @@ impl Incoming {
         let mut handle = None;
         if let RecvLink::Unused = self.data {
             let (listening_at, listener) = Listener::new(&step.context.net, step.context.device)?;
-            self.data = RecvLink::Listening(listener);
+            self.data = RecvLink::Pending(listener);
             handle = Some(listening_at);
         }
         let handle = handle.as_ref().map_or(&[][..], |handle| handle);
@@ -257,12 +257,12 @@ impl Incoming {
                 connection.release(request.memory);
                 continue;
             };
-            step.report.add_moved(message.comm_id(), size);
+            step.report.add_moved(message.chunks.comm_id(), size);
             let received = message.received(&request, size);
             connection.release(request.memory);
             received?;
             message.release_memory(connection)?;
-            if message.is_done()
+            if message.chunks.is_done()
                 && let Some(message) = self.receiving.remove(&request.message)
             {
                 self.finish(step, message)?;
@@ -273,7 +273,7 @@ impl Incoming {
 
     /// All chunks of a message have arrived.
     fn finish(&mut self, step: &mut RecvStep<'_>, message: IncomingMessage) -> LinkResult {
-        let comm_id = message.comm_id();
+        let comm_id = message.chunks.comm_id();
         let is_unexpected = message.is_unexpected;
         match message.destination {
             Destination::User(recv) => step.report.completed.push((comm_id, recv.request)),
@@ -294,7 +294,7 @@ impl Incoming {
         }
         let Some(connection) = self.data.ready(CHUNK_BYTES)? else { return Ok(()) };
         for (id, message) in &mut self.receiving {
-            while message.at < message.length() {
+            while !message.chunks.is_posted() {
                 let has_room = connection.in_flight() < MAX_CHUNKS;
                 if !has_room || !message.post_chunk(*id, connection)? {
                     return Ok(());
@@ -327,7 +327,8 @@ impl Incoming {
     /// Stops delivering to user memory of a communicator.
     pub fn cancel(&mut self, comm_id: u64) -> LinkResult {
         self.queue.cancel(comm_id);
-        for message in self.receiving.values_mut().filter(|message| message.comm_id() == comm_id) {
+        let of_comm = |message: &&mut IncomingMessage| message.chunks.comm_id() == comm_id;
+        for message in self.receiving.values_mut().filter(of_comm) {
             if let Destination::User(_) = message.destination {
                 message.destination = Destination::Nowhere;
             }

@@ -146,8 +146,8 @@ unsafe fn table(
         let name = name(address.cast::<*const c_char>().read());
         let table = match version {
             8 => Table::V8(&*address.cast::<v8::Net>()),
-            9 => Table::V9(&*address.cast::<v9::Net>()),
-            10 => Table::V10(&*address.cast::<v10::Net>()),
+            9 => Table::V9(&*address.cast::<v9::Functions>()),
+            10 => Table::V10(&*address.cast::<v10::Functions>()),
             _ => Table::V11(&*address.cast::<v11::Net>()),
         };
         Ok((table, name))

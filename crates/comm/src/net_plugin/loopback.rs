@@ -7,7 +7,7 @@ use crate::network::{Report, SharedState, UserBuffer, UserRecv, UserSend, alloc_
 /// Messages of this rank to itself.
 #[derive(Default)]
 pub struct Loopback {
-    queue: MatchQueue<UserBuffer, Vec<u8>>,
+    pub queue: MatchQueue<UserBuffer, Vec<u8>>,
     last: u64,
 }
 
@@ -31,14 +31,6 @@ impl Loopback {
 
     pub fn receive(&mut self, recv: UserRecv, report: &mut Report) {
         deliver(recv.envelope.key.comm_id, self.queue.post(recv), report);
-    }
-
-    pub fn cancel(&mut self, comm_id: u64) {
-        self.queue.cancel(comm_id);
-    }
-
-    pub fn close(&mut self, comm_id: u64) {
-        self.queue.close(comm_id);
     }
 }
 

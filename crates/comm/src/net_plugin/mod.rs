@@ -10,6 +10,7 @@
 //! the TCP control plane. The interface of NCCL does not authenticate peers; control messages of
 //! other jobs are detected by a job key derived from the secret.
 
+mod chunks;
 mod connection;
 mod control_message;
 mod incoming;

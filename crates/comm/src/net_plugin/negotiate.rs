@@ -15,23 +15,17 @@ use super::network::PluginNetwork;
 use super::peer::{CHUNK_ALIGNMENT, CHUNK_BYTES, LinkContext, Peer};
 use super::setup::Listener;
 use super::table::{Handle, Net};
-use crate::control::{decode, encode};
-use crate::engine::{Engine as _, all_gather_bytes};
-use crate::network::{Network, NetworkContext, NetworkEngine, NetworkTransport};
+use crate::engine::Engine as _;
+use crate::network::negotiation::{Negotiation, shortened};
+use crate::network::{Network, NetworkContext};
 use crate::transports::NetworkName;
 use crate::{Call, CallKind, CommError, Counts, DType, Result};
 
 /// The communicator for the negotiation.
 const NEGOTIATION_COMM: u64 = u64::MAX - 1;
 
-/// Encoded size of an offer.
-const OFFER_BYTES: usize = 1024;
-
 /// Longer texts are truncated, so that an offer fits.
 const MAX_TEXT_BYTES: usize = 800;
-
-/// Some plug-ins take long to find and open their NICs.
-const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Time for the first message of a neighbour.
 const FIRST_MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -57,7 +51,7 @@ struct Unusable {
 
 impl Unusable {
     fn new(why: &str, hint: &str) -> Self {
-        Self { why: shortened(why), hint: hint.to_owned() }
+        Self { why: shortened(why, MAX_TEXT_BYTES), hint: hint.to_owned() }
     }
 }
 
@@ -72,10 +66,11 @@ pub fn select_network(
     context: &Arc<NetworkContext>,
     path: &Path,
 ) -> Result<(Arc<dyn Network>, NetworkName)> {
-    let mut negotiation = Negotiation::new(context);
+    let mut negotiation = Negotiation::new(context, NEGOTIATION_COMM);
     let listening =
         negotiation.listen(path).map_err(|error| Unusable::new(&error.to_string(), error.hint()));
-    let name = listening.as_ref().map(|listening| shortened(&listening.context.net.name));
+    let name =
+        listening.as_ref().map(|listening| shortened(&listening.context.net.name, MAX_TEXT_BYTES));
     negotiation.agree(&name.map_err(Unusable::clone))?;
     let listening = listening.map_err(|why| negotiation.unusable(context.config.rank, why))?;
     let shown = describe(&listening.context.net);
@@ -85,7 +80,7 @@ pub fn select_network(
         _ => network.check_ring(FIRST_MESSAGE_TIMEOUT),
     };
     let checked = checked.map_err(|(rank, why)| {
-        Unusable::new(&format!("{}: {why}", negotiation.peer(rank)), NETWORK_HINT)
+        Unusable::new(&format!("{}: {why}", context.name_of(rank)), NETWORK_HINT)
     });
     negotiation.agree(&checked.map(|()| String::new()))?;
     Ok((Arc::new(network), NetworkName::NetPlugin(shown)))
@@ -103,21 +98,7 @@ fn describe(net: &Net) -> String {
     format!("{}, {count} {nics}: {}", net.name, names.join(", "))
 }
 
-/// The negotiation, over TCP.
-struct Negotiation {
-    context: Arc<NetworkContext>,
-    engine: NetworkEngine,
-}
-
 impl Negotiation {
-    fn new(context: &Arc<NetworkContext>) -> Self {
-        let all = (0..context.job.members.len() as u32).collect();
-        let transport =
-            NetworkTransport::new(context.clone(), context.tcp.clone(), NEGOTIATION_COMM, all);
-        let engine = NetworkEngine::new(transport.with_timeout(NEGOTIATION_TIMEOUT));
-        Self { context: context.clone(), engine }
-    }
-
     /// Loads the plug-in and listens for every other rank. The ranks of a node are spread over its NICs.
     fn listen(&self, path: &Path) -> std::result::Result<Listening, LoadError> {
         let (context, own) = (&self.context, self.context.config.rank as usize);
@@ -126,9 +107,7 @@ impl Negotiation {
         let (job, comm_id) = (derive("net plug-in"), derive("communicator of a net plug-in"));
         let (table, plugin) = library::open(path, context.config.net_plugin_version)?;
         let net = Arc::new(Net::init(table, &plugin, comm_id)?);
-        let node = |rank: usize| context.job.members.get(rank).map(|member| member.node);
-        let local_rank = (0..own).filter(|rank| node(*rank) == node(own)).count();
-        let number = local_rank % net.devices.len().max(1);
+        let number = context.local_rank().0 % net.devices.len().max(1);
         let device = number as c_int;
         let listen = |rank: usize| match rank == own {
             true => Ok(None),
@@ -145,12 +124,8 @@ impl Negotiation {
 
     /// Fails on all ranks if one of them cannot use the plug-in, or another one than rank 0.
     fn agree(&mut self, own: &RankOffer) -> Result {
-        let mut bytes = encode(own);
-        bytes.resize(OFFER_BYTES, 0);
-        let all = all_gather_bytes(&mut self.engine, &bytes)?;
-        let malformed = || Err(Unusable::new("it sent a malformed offer", SAME_VERSION_HINT));
-        let offer = |bytes: &[u8]| -> RankOffer { decode(bytes).unwrap_or_else(malformed) };
-        let offers: Vec<RankOffer> = all.chunks_exact(OFFER_BYTES).map(offer).collect();
+        let malformed = Err(Unusable::new("it sent a malformed offer", SAME_VERSION_HINT));
+        let offers = self.exchange(own, &malformed)?;
         first_conflict(&offers).map_or(Ok(()), |(rank, why)| Err(self.unusable(rank, why)))
     }
 
@@ -173,20 +148,10 @@ impl Negotiation {
         Ok(PluginNetwork::new(self.context.config.rank, peers, context.shared.clone()))
     }
 
-    fn peer(&self, rank: u32) -> String {
-        match self.context.job.members.get(rank as usize) {
-            Some(member) => format!("rank {rank} on {}", member.host),
-            None => format!("rank {rank}"),
-        }
-    }
-
     fn unusable(&self, rank: u32, Unusable { why, hint }: Unusable) -> CommError {
-        CommError::bootstrap(format!("{} cannot use the net plug-in: {why}", self.peer(rank)), hint)
+        let rank = self.context.name_of(rank);
+        CommError::bootstrap(format!("{rank} cannot use the net plug-in: {why}"), hint)
     }
-}
-
-fn shortened(text: &str) -> String {
-    text[..text.floor_char_boundary(MAX_TEXT_BYTES)].to_owned()
 }
 
 /// The first rank that cannot use the plug-in of rank 0.
@@ -206,6 +171,8 @@ fn first_conflict(offers: &[RankOffer]) -> Option<(u32, Unusable)> {
 mod tests {
     use super::super::table::NetError;
     use super::*;
+    use crate::control::encode;
+    use crate::network::negotiation::OFFER_BYTES;
 
     #[test]
     fn the_rank_without_the_common_plugin_is_named() {

@@ -1,13 +1,14 @@
 //! A net plug-in as a [`Network`]. Each peer has a lock of its own.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use regatta_wire::clock;
 
 use super::loopback::Loopback;
 use super::peer::Peer;
+use crate::locks::{lock, try_lock};
 use crate::network::{LinkDirection, Network, Report, SharedState, SleepSet, UserRecv, UserSend};
 
 /// Time for the plug-in to release user memory after a cancellation. After it, its connections are closed.
@@ -61,14 +62,14 @@ impl PluginNetwork {
 
     /// Runs `work` on the messages of this rank to itself and records what happened.
     fn with_loopback(&self, work: impl FnOnce(&mut Loopback, &mut Report)) {
-        let mut loopback = self.loopback.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loopback = lock(&self.loopback);
         let mut report = Report::default();
         work(&mut loopback, &mut report);
         self.shared.record(report);
     }
 
     fn lock(&self, rank: usize) -> Option<MutexGuard<'_, Option<Peer>>> {
-        Some(self.peers.get(rank)?.lock().unwrap_or_else(PoisonError::into_inner))
+        Some(lock(self.peers.get(rank)?))
     }
 
     /// Runs `work` on the links to a rank and records what happened.
@@ -97,11 +98,7 @@ impl PluginNetwork {
 
     /// Makes progress on one rank, unless another thread does.
     fn try_progress(&self, peer: &Mutex<Option<Peer>>, accept: bool) -> bool {
-        let mut peer = match peer.try_lock() {
-            Ok(peer) => peer,
-            Err(TryLockError::Poisoned(error)) => error.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
-        };
+        let Some(mut peer) = try_lock(peer) else { return false };
         let progress =
             |peer: &mut Peer| self.recorded(peer, |peer, report| peer.progress(accept, report));
         peer.as_mut().is_some_and(progress)
@@ -116,8 +113,9 @@ impl PluginNetwork {
         self.with(next as usize, |peer, _| peer.greet());
         loop {
             self.progress_all(true);
-            let is_sent = self.with(next as usize, |peer, _| peer.is_idle()).unwrap_or(true);
-            let has_received = |peer: &mut Peer, _: &mut Report| peer.has_received();
+            let is_sent =
+                self.with(next as usize, |peer, _| peer.outgoing.is_idle()).unwrap_or(true);
+            let has_received = |peer: &mut Peer, _: &mut Report| peer.incoming.has_received;
             let is_received = self.with(previous as usize, has_received).unwrap_or(true);
             let broken =
                 self.shared.lock().broken.iter().next().map(|(at, why)| (*at, why.clone()));
@@ -177,9 +175,7 @@ impl Network for PluginNetwork {
         let idle = clock::elapsed(self.start).saturating_sub(active);
         if idle >= FETCH_AFTER {
             self.all(|peer, report| {
-                if peer.has_remote() {
-                    peer.fetch_unexpected(report);
-                }
+                peer.fetch_unexpected(report);
                 true
             });
         }
@@ -194,7 +190,7 @@ impl Network for PluginNetwork {
     fn cancel(&self, comm_id: u64, is_rank_lost: bool) {
         let timeout = if is_rank_lost { CANCEL_TIMEOUT_RANK_LOST } else { CANCEL_TIMEOUT };
         let until = clock::now() + timeout;
-        self.with_loopback(|own, _| own.cancel(comm_id));
+        self.with_loopback(|own, _| own.queue.cancel(comm_id));
         self.all(|peer, report| {
             peer.cancel(comm_id, report);
             true
@@ -210,7 +206,7 @@ impl Network for PluginNetwork {
     }
 
     fn close(&self, comm_id: u64) {
-        self.with_loopback(|own, _| own.close(comm_id));
+        self.with_loopback(|own, _| drop(own.queue.close(comm_id)));
         self.all(|peer, report| {
             peer.close(comm_id, report);
             true
@@ -219,7 +215,7 @@ impl Network for PluginNetwork {
 
     fn shutdown(&self) {
         let until = clock::now() + SHUTDOWN_TIMEOUT;
-        while !self.all(|peer, _| peer.is_idle()) && clock::now() < until {
+        while !self.all(|peer, _| peer.outgoing.is_idle()) && clock::now() < until {
             self.progress();
             std::thread::sleep(MIN_SLEEP);
         }

@@ -3,13 +3,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::connection::{Connection, Region, Request, RequestMemory};
+use super::chunks::Chunks;
+use super::connection::{Connection, Request, RequestMemory};
 use super::control_message::{Announcement, ControlMessage, EAGER_BYTES, HEADER_BYTES, SLOT_BYTES};
 use super::incoming::ending_bytes;
 use super::peer::{CHUNK_BYTES, LinkContext, LinkResult, MAX_CHUNKS, SEND_WINDOW, SLOTS};
 use super::setup::SendLink;
 use super::table::{Handle, NetError};
-use crate::matching::Envelope;
 use crate::network::{Report, UserSend};
 use crate::transport::RequestId;
 
@@ -23,72 +23,33 @@ fn number(message: &ControlMessage) -> u64 {
 /// A large message.
 struct OutgoingMessage {
     id: u64,
-    envelope: Envelope,
     request: RequestId,
     /// The user memory; `None` if it was cancelled.
     user: Option<*const u8>,
-    /// The registration of the user memory.
-    region: Option<Region>,
-    /// Bytes that are posted.
-    at: usize,
-    /// Chunks in flight.
-    in_flight: usize,
-    /// Those of them that are read from user memory.
-    direct: usize,
+    chunks: Chunks,
 }
 
 impl OutgoingMessage {
-    fn comm_id(&self) -> u64 {
-        self.envelope.key.comm_id
-    }
-
-    fn length(&self) -> usize {
-        self.envelope.length as usize
-    }
-
     /// Posts the next chunk. Returns false if the plug-in cannot take it now.
     fn post_chunk(&mut self, connection: &mut Connection, chunk_bytes: usize) -> LinkResult<bool> {
-        let (message, at) = (self.id, self.at);
-        let whole = chunk_bytes.min(self.length() - at);
+        let (message, at, chunks) = (self.id, self.chunks.at, &mut self.chunks);
+        let whole = chunk_bytes.min(chunks.length() - at);
         let (memory, size) = match self.user {
             Some(user) => {
-                let user = user.cast_mut();
-                let region = match self.region {
-                    Some(region) => region,
-                    None => {
-                        let all = std::ptr::slice_from_raw_parts_mut(user, self.length());
-                        *self.region.insert(connection.register(all)?)
-                    }
-                };
-                // SAFETY: the offset lies within the message.
-                let start = unsafe { user.add(at) };
-                (RequestMemory::User { start, region, comm_id: self.comm_id() }, whole)
+                let all = std::ptr::slice_from_raw_parts_mut(user.cast_mut(), chunks.length());
+                (chunks.user_memory(all, connection)?, whole)
             }
             // The receiver has posted a receive. A shorter chunk than expected ends the message.
             None => (RequestMemory::Bounce(connection.bounce_buffer()?), ending_bytes(whole)),
         };
-        let is_direct = matches!(memory, RequestMemory::User { .. });
+        let request = Request { memory, message, at, size };
         // SAFETY: user memory is valid until the message completes or is cancelled, which waits for it.
-        if !unsafe { connection.post(Request { memory, message, at, size }) }? {
-            return Ok(false);
-        }
-        self.at += whole;
-        self.in_flight += 1;
-        self.direct += usize::from(is_direct);
-        Ok(true)
+        Ok(unsafe { chunks.post(request, whole, connection) }?)
     }
 
     /// Ends the registration once the user memory is no longer read.
     fn release_memory(&mut self, connection: &mut Connection) -> Result<(), NetError> {
-        let is_unused = self.direct == 0 && (self.user.is_none() || self.is_done());
-        match self.region.take_if(|_| is_unused) {
-            Some(region) => connection.deregister(region),
-            None => Ok(()),
-        }
-    }
-
-    fn is_done(&self) -> bool {
-        self.at == self.length() && self.in_flight == 0
+        self.chunks.release_memory(self.user.is_none(), connection)
     }
 }
 
@@ -117,8 +78,8 @@ impl Outgoing {
     /// Messages to the rank that listens at this handle.
     pub fn new(handle: Handle) -> Self {
         Self {
-            control: SendLink::Connecting(Box::new(handle)),
-            data: SendLink::Unknown,
+            control: SendLink::Pending(Box::new(handle)),
+            data: SendLink::Unused,
             replies: VecDeque::new(),
             messages: VecDeque::new(),
             announced: BTreeMap::new(),
@@ -144,8 +105,8 @@ impl Outgoing {
 
     /// The peer has posted receives for an announced message.
     pub fn clear_to_send(&mut self, id: u64, handle: &[u8]) -> LinkResult {
-        if let (SendLink::Unknown, Ok(handle)) = (&self.data, Handle::try_from(handle)) {
-            self.data = SendLink::Connecting(Box::new(handle));
+        if let (SendLink::Unused, Ok(handle)) = (&self.data, Handle::try_from(handle)) {
+            self.data = SendLink::Pending(Box::new(handle));
         }
         let message = self.announced.remove(&id);
         self.sending.push_back(message.ok_or("the peer cleared an unknown message to send")?);
@@ -155,7 +116,7 @@ impl Outgoing {
     /// The peer does not want an announced message. For the sender it is complete.
     pub fn discard(&mut self, id: u64, report: &mut Report) {
         let message = self.announced.remove(&id).filter(|message| message.user.is_some());
-        report.completed.extend(message.map(|message| (message.comm_id(), message.request)));
+        report.completed.extend(message.map(|message| (message.chunks.comm_id(), message.request)));
     }
 
     /// The peer has consumed messages.
@@ -187,19 +148,19 @@ impl Outgoing {
         let mut moved = false;
         while let Some((request, _)) = connection.poll()? {
             moved = true;
-            let is_direct = matches!(request.memory, RequestMemory::User { .. });
-            connection.release(request.memory);
             let at = self.sending.iter().position(|message| message.id == request.message);
+            if let Some(at) = at {
+                self.sending[at].chunks.completed(&request);
+            }
+            connection.release(request.memory);
             let Some(at) = at else { continue };
             let message = &mut self.sending[at];
-            message.in_flight -= 1;
-            message.direct -= usize::from(is_direct);
-            report.add_moved(message.comm_id(), request.size);
+            report.add_moved(message.chunks.comm_id(), request.size);
             message.release_memory(connection)?;
-            if message.is_done()
+            if message.chunks.is_done()
                 && let Some(done) = self.sending.remove(at).filter(|done| done.user.is_some())
             {
-                report.completed.push((done.comm_id(), done.request));
+                report.completed.push((done.chunks.comm_id(), done.request));
             }
         }
         Ok(moved)
@@ -225,8 +186,8 @@ impl Outgoing {
             };
             let mut bounce = connection.bounce_buffer()?;
             let size = HEADER_BYTES + rest.len();
-            bounce.bytes_mut()[..HEADER_BYTES].copy_from_slice(&header.encode(context.job));
-            bounce.bytes_mut()[HEADER_BYTES..size].copy_from_slice(rest);
+            bounce.buffer.bytes_mut()[..HEADER_BYTES].copy_from_slice(&header.encode(context.job));
+            bounce.buffer.bytes_mut()[HEADER_BYTES..size].copy_from_slice(rest);
             let memory = RequestMemory::Bounce(bounce);
             let request = Request { memory, message: number(&header), at: 0, size };
             // SAFETY: the request owns its memory.
@@ -248,22 +209,21 @@ impl Outgoing {
             return report.completed.push((envelope.key.comm_id, request));
         };
         self.last = id;
-        let (user, region, at, in_flight, direct) = (Some(start), None, 0, 0, 0);
-        let message =
-            OutgoingMessage { id, envelope, request, user, region, at, in_flight, direct };
+        let (user, chunks) = (Some(start), Chunks::new(envelope));
+        let message = OutgoingMessage { id, request, user, chunks };
         self.announced.insert(id, message);
     }
 
     /// Posts chunks, message by message.
     fn post_data(&mut self, context: &LinkContext) -> LinkResult {
-        let Some(first) = self.sending.iter().position(|message| message.at < message.length())
+        let Some(first) = self.sending.iter().position(|message| !message.chunks.is_posted())
         else {
             return Ok(());
         };
         let ready = self.data.ready(&context.net, context.device, CHUNK_BYTES)?;
         let Some(connection) = ready else { return Ok(()) };
         for message in self.sending.range_mut(first..) {
-            while message.at < message.length() {
+            while !message.chunks.is_posted() {
                 let has_room = connection.in_flight() < MAX_CHUNKS;
                 if !has_room || !message.post_chunk(connection, context.chunk_bytes)? {
                     return Ok(());
@@ -277,7 +237,7 @@ impl Outgoing {
     pub fn cancel(&mut self, comm_id: u64) -> LinkResult {
         self.messages.retain(|message| message.envelope.key.comm_id != comm_id);
         for message in self.announced.values_mut().chain(&mut self.sending) {
-            if message.comm_id() == comm_id {
+            if message.chunks.comm_id() == comm_id {
                 message.user = None;
                 if let Some(connection) = self.data.get() {
                     message.release_memory(connection)?;
@@ -294,7 +254,7 @@ impl Outgoing {
 
     /// Whether a message of a communicator is cleared to send and not sent, so that the peer waits for it.
     pub fn is_sending(&self, comm_id: u64) -> bool {
-        self.sending.iter().any(|message| message.comm_id() == comm_id)
+        self.sending.iter().any(|message| message.chunks.comm_id() == comm_id)
     }
 
     /// Whether messages wait for a reply of the peer, or will: to be cleared to send, or for credits.

@@ -60,8 +60,8 @@ pub struct LinkContext {
 pub struct Peer {
     context: Arc<LinkContext>,
     rank: u32,
-    outgoing: Outgoing,
-    incoming: Incoming,
+    pub outgoing: Outgoing,
+    pub incoming: Incoming,
 }
 
 impl Peer {
@@ -123,14 +123,12 @@ impl Peer {
         })
     }
 
-    /// Fetches large unexpected messages.
+    /// Fetches large unexpected messages, if there are any.
     pub fn fetch_unexpected(&mut self, report: &mut Report) {
-        self.recv_step(report, |incoming, step| incoming.fetch_unexpected(step));
-        self.progress_outgoing(report);
-    }
-
-    pub fn has_remote(&self) -> bool {
-        self.incoming.has_remote()
+        if self.incoming.has_remote() {
+            self.recv_step(report, |incoming, step| incoming.fetch_unexpected(step));
+            self.progress_outgoing(report);
+        }
     }
 
     /// Begins to release all user memory of a communicator.
@@ -166,16 +164,6 @@ impl Peer {
     /// Sends an empty message, by which the peer knows that the connection works.
     pub fn greet(&mut self) {
         self.outgoing.reply(ControlMessage::Credit(0), &[]);
-    }
-
-    /// Whether a message has arrived.
-    pub fn has_received(&self) -> bool {
-        self.incoming.has_received
-    }
-
-    /// Whether all that was queued has been sent.
-    pub fn is_idle(&mut self) -> bool {
-        self.outgoing.is_idle()
     }
 
     /// The messages that arrived before are still delivered: the peer may have sent them before it exited.

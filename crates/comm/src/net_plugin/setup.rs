@@ -8,15 +8,25 @@ use regatta_plugin_abi::net::Object;
 use super::connection::Connection;
 use super::table::{Handle, Net, NetError, ObjectKind};
 
-/// A connection to a peer.
-pub enum SendLink {
-    /// The peer's listener is not known yet.
-    Unknown,
-    /// Connecting, or not needed yet. The plug-in keeps its state in the handle, whose address must stay
-    /// the same.
-    Connecting(Box<Handle>),
+/// A connection in one direction.
+pub enum Link<Setup> {
+    /// Not needed, or the peer's listener is not known yet.
+    Unused,
+    /// Being established, or not needed yet.
+    Pending(Setup),
     Ready(Connection),
     Broken,
+}
+
+/// A connection to a peer. The plug-in keeps its state in the handle, whose address must stay the same.
+pub type SendLink = Link<Box<Handle>>;
+/// A connection from a peer.
+pub type RecvLink = Link<Listener>;
+
+impl<Setup> Link<Setup> {
+    pub fn get(&mut self) -> Option<&mut Connection> {
+        if let Self::Ready(connection) = self { Some(connection) } else { None }
+    }
 }
 
 impl SendLink {
@@ -27,42 +37,25 @@ impl SendLink {
         device: c_int,
         bounce_bytes: usize,
     ) -> Result<Option<&mut Connection>, NetError> {
-        if let Self::Connecting(handle) = self
+        if let Self::Pending(handle) = self
             && let Some(comm) = net.connect(device, handle)?
         {
             *self = Self::Ready(Connection::new(net.clone(), comm, ObjectKind::Send, bounce_bytes));
         }
         Ok(self.get())
     }
-
-    pub fn get(&mut self) -> Option<&mut Connection> {
-        if let Self::Ready(connection) = self { Some(connection) } else { None }
-    }
-}
-
-/// A connection from a peer.
-pub enum RecvLink {
-    /// Not needed yet.
-    Unused,
-    Listening(Listener),
-    Ready(Connection),
-    Broken,
 }
 
 impl RecvLink {
     /// The connection, if the peer has connected.
     pub fn ready(&mut self, bounce_bytes: usize) -> Result<Option<&mut Connection>, NetError> {
-        if let Self::Listening(listener) = self
+        if let Self::Pending(listener) = self
             && let Some(comm) = listener.accept()?
         {
             let net = listener.net.clone();
             *self = Self::Ready(Connection::new(net, comm, ObjectKind::Recv, bounce_bytes));
         }
         Ok(self.get())
-    }
-
-    pub fn get(&mut self) -> Option<&mut Connection> {
-        if let Self::Ready(connection) = self { Some(connection) } else { None }
     }
 }
 

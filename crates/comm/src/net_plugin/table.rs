@@ -44,12 +44,12 @@ fn shown(warnings: &[String]) -> String {
     }
 }
 
-/// The table of a version.
+/// The table of a version, or the functions that it begins with.
 #[derive(Debug, Clone, Copy)]
 pub enum Table {
     V8(&'static v8::Net),
-    V9(&'static v9::Net),
-    V10(&'static v10::Net),
+    V9(&'static v9::Functions),
+    V10(&'static v10::Functions),
     V11(&'static v11::Net),
 }
 
@@ -60,7 +60,7 @@ macro_rules! call {
             Table::V8(table) => (table.$field)($($argument),*),
             Table::V9(table) => (table.$field)($($argument),*),
             Table::V10(table) => (table.$field)($($argument),*),
-            Table::V11(table) => (table.$field)($($argument),*),
+            Table::V11(table) => (table.functions.$field)($($argument),*),
         }
     };
 }
@@ -117,7 +117,9 @@ impl Net {
                 Table::V8(table) => (table.listen)(device, at, &mut listener),
                 Table::V9(table) => (table.listen)(device, at, &mut listener),
                 Table::V10(table) => (table.listen)(device, at, &mut listener),
-                Table::V11(table) => (table.listen)(self.context, device, at, &mut listener),
+                Table::V11(table) => {
+                    (table.functions.listen)(self.context, device, at, &mut listener)
+                }
             }
         };
         self.check("listen", result)?;
@@ -140,7 +142,7 @@ impl Net {
                     (table.connect)(device, &mut config, at, &mut send, &mut offload)
                 }
                 Table::V11(table) => {
-                    (table.connect)(self.context, device, at, &mut send, &mut offload)
+                    (table.functions.connect)(self.context, device, at, &mut send, &mut offload)
                 }
             }
         };
@@ -202,8 +204,10 @@ impl Net {
             match self.table {
                 Table::V8(table) => (table.isend)(comm, start, size as c_int, TAG, region, out),
                 Table::V9(table) => (table.isend)(comm, start, size, TAG, region, out),
-                Table::V10(table) => (table.isend)(comm, start, size, TAG, region, null_mut(), out),
-                Table::V11(table) => (table.isend)(comm, start, size, TAG, region, null_mut(), out),
+                Table::V10(v10::Functions { isend, .. })
+                | Table::V11(v11::Net { functions: v11::Functions { isend, .. }, .. }) => {
+                    isend(comm, start, size, TAG, region, null_mut(), out)
+                }
             }
         };
         self.check("isend", result)?;
@@ -230,11 +234,9 @@ impl Net {
             match self.table {
                 Table::V8(table) => (table.irecv)(comm, 1, start, &mut small, tag, region, out),
                 Table::V9(table) => (table.irecv)(comm, 1, start, &mut size, tag, region, out),
-                Table::V10(table) => {
-                    (table.irecv)(comm, 1, start, &mut size, tag, region, &mut profiler, out)
-                }
-                Table::V11(table) => {
-                    (table.irecv)(comm, 1, start, &mut size, tag, region, &mut profiler, out)
+                Table::V10(v10::Functions { irecv, .. })
+                | Table::V11(v11::Net { functions: v11::Functions { irecv, .. }, .. }) => {
+                    irecv(comm, 1, start, &mut size, tag, region, &mut profiler, out)
                 }
             }
         };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Network, SharedState};
 use crate::bootstrap::BootstrapConfig;
-use crate::control::Job;
+use crate::control::{Job, RankInfo};
 use crate::schedule::algorithm_table::AlgorithmTable;
 use crate::tcp::Sockets;
 use crate::transports::NetworkName;
@@ -25,6 +25,25 @@ pub struct NetworkContext {
     pub algorithms: Arc<AlgorithmTable>,
     /// How long to spin before a thread sleeps.
     pub spin: Duration,
+}
+
+impl NetworkContext {
+    /// A rank and its host.
+    pub fn name_of(&self, rank: u32) -> String {
+        match self.job.members.get(rank as usize) {
+            Some(member) => format!("rank {rank} on {}", member.host),
+            None => format!("rank {rank}"),
+        }
+    }
+
+    /// The number of this rank among the ranks of its node, and how many these are.
+    pub fn local_rank(&self) -> (usize, usize) {
+        let (members, own) = (&self.job.members, self.config.rank as usize);
+        let node = members.get(own).map(|member| member.node);
+        let same_node = |member: &&RankInfo| Some(member.node) == node;
+        let before = members.iter().take(own).filter(same_node).count();
+        (before, members.iter().filter(same_node).count())
+    }
 }
 
 /// Announces a regular exit. The control-plane thread of rank 0 stays until all ranks have exited,

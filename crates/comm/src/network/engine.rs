@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{MonitorRole, NetworkTransport};
+use crate::bootstrap::BootstrapConfig;
 use crate::comm::split_order;
 use crate::error::Peer;
 use crate::execute::{self, Planner, Scratch, segment_bytes};
@@ -28,6 +29,11 @@ impl NetworkEngine {
         let table = transport.context.algorithms.clone();
         let planner = Planner::new(table, transport.rank(), &transport.nodes());
         Self { transport, planner, scratch: Scratch::default() }
+    }
+
+    /// The configuration of this rank.
+    pub(crate) fn config(&self) -> Arc<BootstrapConfig> {
+        self.transport.context.config.clone()
     }
 
     /// The monitor of a communicator with the same members that runs on several transports.

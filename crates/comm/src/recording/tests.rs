@@ -57,6 +57,13 @@ fn read(path: &Path) -> (Vec<Recorded>, Vec<Operation>) {
 }
 
 #[test]
+fn kinds_of_calls_have_the_same_names_in_events() {
+    for call in CallKind::ALL.into_iter().chain([CallKind::Send, CallKind::Receive]) {
+        assert_eq!(kind(call).known_name(), Some(call.name()));
+    }
+}
+
+#[test]
 fn calls_of_all_kinds_are_recorded() {
     let all = record("kinds", |comm| {
         comm.all_reduce(&mut [0f32; 8], ReduceOp::Sum).unwrap();

@@ -1,5 +1,5 @@
 //! Collectives as programs: which rank sends which blocks to which rank in which round. Programs
-//! are pure data that can be checked and simulated before any byte moves.
+//! are pure data.
 //!
 //! A rank's buffer is cut into blocks: equal blocks for all-reduce, reduce and broadcast, one block
 //! per rank otherwise. The steps of a round may run concurrently; a rank starts its next round when
@@ -22,16 +22,14 @@
 //! block to the same output block is then a no-op. Only an in-place all-to-all copies its input
 //! first. A barrier has no blocks; its messages are empty.
 //!
-//! [`algorithm`] builds programs, [`check`] verifies them, [`simulate`] estimates their cost, and
-//! [`algorithm_table`] picks one from a table that [`fit_table`] derives from measurements.
+//! [`algorithm`] builds programs, and [`algorithm_table`] picks one from a table that [`fit_table`]
+//! derives from measurements. `tests/integration/schedule` verifies them and simulates their cost.
 
 use std::ops::Range;
 
 pub mod algorithm;
 pub mod algorithm_table;
-pub mod check;
 pub mod fit_table;
-pub mod simulate;
 
 pub use algorithm::{Algorithm, program};
 
@@ -136,7 +134,7 @@ impl Program {
 
 impl ProgramStep {
     /// The blocks that the step writes.
-    fn writes(&self) -> Option<&BlockRange> {
+    pub fn writes(&self) -> Option<&BlockRange> {
         match self {
             Self::Send { .. } => None,
             Self::Receive { into, .. } => Some(into),
@@ -145,7 +143,7 @@ impl ProgramStep {
     }
 
     /// The blocks that the step reads.
-    fn reads(&self) -> Option<&BlockRange> {
+    pub fn reads(&self) -> Option<&BlockRange> {
         match self {
             Self::Send { what, .. } => Some(what),
             Self::Receive { into, reduce, .. } => reduce.then_some(into),

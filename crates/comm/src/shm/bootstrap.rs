@@ -9,6 +9,7 @@ use std::time::Instant;
 use regatta_model::CpuSet;
 use regatta_wire::clock;
 
+use super::ShmEngine;
 use super::arena::{self, Arena};
 use super::cross_memory::{CrossMemory, Probe};
 use super::l3;
@@ -16,7 +17,7 @@ use super::layout::{CPU_WORDS, POST_RING, POST_RING_OVERSUBSCRIBED, RegionLayout
 use super::region::Region;
 use super::segment::Segment;
 use super::wait::{SLEEP_MAX, ShmState};
-use super::{ShmConfig, ShmEngine};
+use crate::bootstrap::BootstrapConfig;
 use crate::control::CommMonitor;
 use crate::error::Peer;
 use crate::{CommError, Result};
@@ -34,14 +35,15 @@ pub fn join(
     rank: u32,
     members: Vec<u32>,
     monitor: &Arc<CommMonitor>,
-    config: ShmConfig,
+    config: Arc<BootstrapConfig>,
+    chunk_bytes: usize,
 ) -> Result<ShmEngine> {
-    let chunk_bytes = config.chunk_bytes.max(MIN_CHUNK_BYTES).next_multiple_of(PAGE_BYTES);
-    let config = ShmConfig { chunk_bytes, ..config };
+    let chunk_bytes = chunk_bytes.max(MIN_CHUNK_BYTES).next_multiple_of(PAGE_BYTES);
     let deadline = clock::now() + config.join_timeout;
     let layout = RegionLayout { ranks: members.len(), chunk_bytes, post_ring: POST_RING };
     let ranks = members.len() as u32;
-    let request = JoinRequest { rank, ranks, shared_settings: shared_settings(&config) };
+    let shared_settings = (chunk_bytes as u64) << 1 | u64::from(config.debug);
+    let request = JoinRequest { rank, ranks, shared_settings };
     let peers: Vec<Peer> = members.iter().map(|global| monitor.peer(*global)).collect();
     let waiting = || "the bootstrap of shared memory".to_owned();
     let cancelled = || monitor.announced_error(&waiting, &|_, _| false);
@@ -110,11 +112,6 @@ fn join_timeout<'a>(missing: impl Iterator<Item = &'a Peer>) -> CommError {
     let missing: Vec<String> = missing.map(ToString::to_string).collect();
     let what = format!("timed out waiting for {} to join", missing.join(", "));
     CommError::bootstrap(what, "check why they exited, or increase the timeout")
-}
-
-/// The settings that must be equal on all ranks.
-fn shared_settings(config: &ShmConfig) -> u64 {
-    (config.chunk_bytes as u64) << 1 | u64::from(config.debug)
 }
 
 fn create_segment(layout: RegionLayout) -> Result<Segment> {

@@ -35,7 +35,6 @@ mod wait;
 mod zero_copy;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use self::buffers::Buffers;
 use self::layout::{PAYLOAD_SLOTS, READ_LAG};
@@ -51,36 +50,12 @@ use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn};
 use crate::error::Peer;
 use crate::reduce_kernel::stream;
 use crate::transports::{SharedMemory, Transports};
-use crate::{Call, CallKind, CommError, Communicator, Result, Signature, hierarchical};
+use crate::{Call, CallKind, CommError, Result, Signature};
 
 pub(crate) use self::bootstrap::join;
 
-/// Configuration of a communicator.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ShmConfig {
-    /// Timeout of a wait for a live rank.
-    pub desync_after: Duration,
-    /// Compare signatures before each collective. Must be equal on all ranks.
-    pub debug: bool,
-    /// Timeout of the bootstrap.
-    pub join_timeout: Duration,
-    /// Bytes of a buffer per slot. Must be equal on all ranks.
-    pub chunk_bytes: usize,
-    /// As in [`crate::bootstrap::BootstrapConfig`].
-    pub cross_memory: Option<bool>,
-}
-
-impl Default for ShmConfig {
-    fn default() -> Self {
-        Self {
-            desync_after: Duration::from_secs(300),
-            debug: false,
-            join_timeout: Duration::from_secs(60),
-            chunk_bytes: 256 << 10,
-            cross_memory: None,
-        }
-    }
-}
+/// Bytes of a buffer per slot, unless the caller decides otherwise.
+pub const CHUNK_BYTES: usize = 256 << 10;
 
 /// One rank.
 #[derive(Debug)]
@@ -100,21 +75,6 @@ pub struct ShmEngine {
     fetched: Vec<u8>,
 }
 
-/// Communicators of ranks that are threads of this process, for tests.
-pub fn world(ranks: u32) -> Result<Vec<Communicator>> {
-    world_with(ranks, ShmConfig::default())
-}
-
-/// [`world`] with a configuration.
-pub fn world_with(ranks: u32, config: ShmConfig) -> Result<Vec<Communicator>> {
-    hierarchical::world(ranks, config.chunk_bytes, |of_rank| {
-        of_rank.desync_after = config.desync_after;
-        of_rank.join_timeout = config.join_timeout;
-        of_rank.debug = config.debug;
-        of_rank.cross_memory = config.cross_memory;
-    })
-}
-
 impl ShmEngine {
     fn new(shared: ShmState) -> Self {
         let ranks = shared.peers.len();
@@ -122,7 +82,7 @@ impl ShmEngine {
             p2p: P2pRings::new(ranks),
             policy: ShmPolicy {
                 ranks,
-                chunk_bytes: shared.config.chunk_bytes,
+                chunk_bytes: shared.region.layout.chunk_bytes,
                 shared_l3: shared.region.all_share_l3(),
                 reads_memory: shared.region.reads_memory(),
             },
@@ -238,7 +198,7 @@ impl ShmEngine {
     fn run_rounds(&mut self, ctx: &CallCtx, call: Call<'_>) -> Result {
         use CallKind::ReduceScatter;
         let max_block_bytes = self.max_block_bytes(&call, ctx)?;
-        let chunk = self.shared.config.chunk_bytes;
+        let chunk = self.shared.region.layout.chunk_bytes;
         let plan = RoundPlan::new(&call, self.rank(), self.ranks(), chunk, max_block_bytes);
         let (kind, of) = (call.kind, (call.dtype, call.op));
         let buffers = Buffers::new(call, self.rank());

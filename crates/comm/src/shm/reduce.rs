@@ -63,7 +63,7 @@ impl ShmEngine {
     /// the previous chunk and reads the other shards of the chunk before. It only waits for posts
     /// of the previous round.
     fn reduce_sharded(&mut self, ctx: &CallCtx, reduction: Reduction, buffers: &Buffers) -> Result {
-        let chunk = self.shared.config.chunk_bytes;
+        let chunk = self.shared.region.layout.chunk_bytes;
         let shards = ReduceShards::new(reduction.bytes, chunk, self.ranks());
         let wants_result = reduction.is_wanted_by(self.rank());
         let last = if wants_result { shards.rounds + 1 } else { shards.rounds };
@@ -104,7 +104,7 @@ impl ShmEngine {
         buffers: &Buffers,
         mut inputs: RemoteInputs,
     ) -> Result {
-        let shard_bytes = self.shared.config.chunk_bytes.min(SINGLE_COPY_SHARD_BYTES);
+        let shard_bytes = self.shared.region.layout.chunk_bytes.min(SINGLE_COPY_SHARD_BYTES);
         let (bytes, chunk) = (reduction.bytes, shard_bytes * self.ranks());
         let shards = ReduceShards::new(bytes, chunk, self.ranks()).without_inputs();
         for round in 0..=shards.rounds {

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use regatta_wire::clock;
 
-use super::ShmConfig;
 use super::arena::Arena;
 use super::layout::P2P_SLOTS;
 use super::region::{Activity, Region};
+use crate::bootstrap::BootstrapConfig;
 use crate::control::{CallWatch, CommMonitor, StallAction, Wait};
 use crate::error::Peer;
 use crate::{CallKind, CommError, Result, Signature};
@@ -50,7 +50,7 @@ pub struct ShmState {
     pub oversubscribed: bool,
     /// Decides on faults.
     pub monitor: Arc<CommMonitor>,
-    pub config: ShmConfig,
+    pub config: Arc<BootstrapConfig>,
 }
 
 impl ShmState {

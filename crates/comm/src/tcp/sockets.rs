@@ -14,12 +14,13 @@ mod tests;
 use std::collections::BTreeMap;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use rustix::event::PollFlags;
 
 use super::dialler::Dialler;
+use crate::locks::{lock, try_lock};
 use crate::matching::{MatchQueue, MatchResult};
 use crate::network::{
     LinkDirection, Network, Report, SharedState, SleepSet, UserBuffer, UserRecv, UserSend,
@@ -61,19 +62,6 @@ pub struct Sockets {
     unexpected_limit: u64,
     /// Consecutive rounds in which peers over the limit were not read, because others progressed.
     deferrals: AtomicU32,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// `None` if another thread holds the lock.
-fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-    match mutex.try_lock() {
-        Ok(guard) => Some(guard),
-        Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
-        Err(TryLockError::WouldBlock) => None,
-    }
 }
 
 impl Sockets {

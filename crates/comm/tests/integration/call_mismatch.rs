@@ -4,9 +4,9 @@
 use std::time::{Duration, Instant};
 
 use regatta_comm::bootstrap::{self, BootstrapConfig};
-use regatta_comm::{
-    Collectives, Comm, CommError, Communicator, ReduceOp, Result, hierarchical, shm,
-};
+use regatta_comm::shm::CHUNK_BYTES;
+use regatta_comm::{Collectives, Comm, CommError, Communicator, ReduceOp, Result, hierarchical};
+use regatta_testbed::one_node;
 
 use crate::suite;
 
@@ -31,8 +31,9 @@ fn network(debug: bool, join: Join) -> Vec<Communicator> {
 }
 
 fn shared_memory(debug: bool) -> Vec<Communicator> {
-    let config = shm::ShmConfig { debug, desync_after: DESYNC_AFTER, ..shm::ShmConfig::default() };
-    shm::world_with(RANKS, config).unwrap()
+    one_node::world_with(RANKS, CHUNK_BYTES, |config| {
+        (config.debug, config.desync_after) = (debug, DESYNC_AFTER);
+    })
 }
 
 /// A call and its description. The call returns its result and whether the data is unchanged.

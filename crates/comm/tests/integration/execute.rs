@@ -7,14 +7,14 @@ use proptest::prelude::*;
 use regatta_comm::engine::{AbortFn, Engine};
 use regatta_comm::error::Peer;
 use regatta_comm::execute::{self, Scratch};
-use regatta_comm::schedule::algorithm::programs;
-use regatta_comm::schedule::check::check;
 use regatta_comm::schedule::{Algorithm, Program, ProgramStep};
 use regatta_comm::transport::Transport;
 use regatta_comm::{Call, CallKind, Communicator, DType, ReduceOp, Result};
 use regatta_testbed::Random;
 use shuffled_transport::ShuffledTransport;
 
+use crate::schedule::check::check;
+use crate::schedule::programs;
 use crate::suite::{self, Case, Sizes};
 
 /// Runs every call by one program.

@@ -1,7 +1,7 @@
 //! The communicator test suite on the in-process communicator.
 
-use regatta_comm::in_process::world;
 use regatta_comm::{Collectives, Comm, CommError, ReduceOp};
+use regatta_testbed::in_process::world;
 
 use crate::suite;
 

@@ -12,6 +12,7 @@ mod nccl;
 mod net_plugin;
 mod port_file;
 mod rank_process;
+mod schedule;
 mod seeded_rng;
 mod shm;
 mod suite;

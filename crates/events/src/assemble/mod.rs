@@ -14,7 +14,8 @@ use open_operation::OpenOperation;
 use open_set::OpenSet;
 use unreported::{Overtaken, Stream};
 
-use crate::operation::{Algorithm, Communicator, Operation, OperationKind};
+use crate::file::Record;
+use crate::operation::{Algorithm, Communicator, OperationKind};
 use crate::record::raw::{Enqueue, OpenCommunicator, RawEvent};
 use crate::status::{CommunicatorStatus, CurrentOperation};
 
@@ -115,20 +116,11 @@ fn message_key(enqueue: &Enqueue) -> Option<MessageKey> {
     enqueue.kind.is_p2p().then_some((enqueue.peer, sends))
 }
 
-/// What [`Assembler::take`] returns.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Assembled {
-    /// A new communicator.
-    Communicator(Communicator),
-    /// An operation that ended.
-    Operation(Operation),
-}
-
 impl Assembler {
     /// Applies an event, and passes on a new communicator or an operation that has to make room.
-    pub fn handle(&mut self, event: RawEvent, mut emit: impl FnMut(Assembled)) {
+    pub fn handle(&mut self, event: RawEvent, mut emit: impl FnMut(Record)) {
         match event {
-            RawEvent::Open(open) => emit(Assembled::Communicator(self.open_communicator(&open))),
+            RawEvent::Open(open) => emit(Record::Communicator(self.open_communicator(&open))),
             RawEvent::Close { communicator } => {
                 if let Some(state) = self.communicators.get_mut(&communicator) {
                     state.closed = true;
@@ -178,11 +170,11 @@ impl Assembler {
         communicator
     }
 
-    fn enqueue(&mut self, enqueue: Enqueue, emit: &mut impl FnMut(Assembled)) {
+    fn enqueue(&mut self, enqueue: Enqueue, emit: &mut impl FnMut(Record)) {
         let state = self.communicators.entry(enqueue.communicator).or_insert_with(|| {
             // The ring was full when it was created: nothing else is known of it.
             let communicator = Communicator { index: enqueue.communicator, ..UNKNOWN };
-            emit(Assembled::Communicator(communicator.clone()));
+            emit(Record::Communicator(communicator.clone()));
             CommunicatorState::new(communicator)
         });
         let index = match message_key(&enqueue) {
@@ -200,18 +192,18 @@ impl Assembler {
     }
 
     /// Passes on an operation if too many are in flight: one that has ended, else the oldest.
-    fn make_room(&mut self, mut emit: impl FnMut(Assembled)) {
+    fn make_room(&mut self, mut emit: impl FnMut(Record)) {
         if self.open.len() <= MAX_OPEN {
             return;
         }
         while let Some((_, operation)) = self.ended.pop_front() {
             if let Some(open) = self.take_ended(operation) {
-                return emit(Assembled::Operation(open.finish(&self.clock)));
+                return emit(Record::Operation(open.finish(&self.clock)));
             }
         }
         if let Some(oldest) = self.open.pop_first() {
             self.unfinished += 1;
-            emit(Assembled::Operation(oldest.finish(&self.clock)));
+            emit(Record::Operation(oldest.finish(&self.clock)));
         }
     }
 
@@ -253,13 +245,13 @@ impl Assembler {
     }
 
     /// Passes on the operations that ended by `now`.
-    pub fn take(&mut self, now: u64, mut emit: impl FnMut(Assembled)) {
+    pub fn take(&mut self, now: u64, mut emit: impl FnMut(Record)) {
         while let Some(&(since, operation)) = self.ended.front()
             && now.saturating_sub(since) >= LINGER_NS
         {
             self.ended.pop_front();
             if let Some(open) = self.take_ended(operation) {
-                emit(Assembled::Operation(open.finish(&self.clock)));
+                emit(Record::Operation(open.finish(&self.clock)));
             }
         }
         let in_flight = |index: &u32| self.open.iter().any(|o| o.enqueue.communicator == *index);
@@ -274,9 +266,9 @@ impl Assembler {
     }
 
     /// Passes on all operations, also those that have not ended, which then have no duration.
-    pub fn finish(&mut self, mut emit: impl FnMut(Assembled)) {
+    pub fn finish(&mut self, mut emit: impl FnMut(Record)) {
         for open in self.open.take_all() {
-            emit(Assembled::Operation(open.finish(&self.clock)));
+            emit(Record::Operation(open.finish(&self.clock)));
         }
         self.ended.clear();
     }

@@ -44,7 +44,7 @@ impl Overtaken {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Assembled, Assembler};
+    use super::super::{Assembler, Record};
     use super::PERIOD_NS;
     use crate::operation::{Algorithm, DataType, OperationKind, Protocol, Timing};
     use crate::record::raw::{Enqueue, MAX_NAME, OpenCommunicator, RawEvent};
@@ -83,9 +83,10 @@ mod tests {
     fn taken(assembler: &mut Assembler, now: u64) -> Vec<(u64, Timing)> {
         let mut indices = Vec::new();
         assembler.retire_overtaken(now);
-        assembler.take(now + PERIOD_NS / 2, |item| match item {
-            Assembled::Operation(operation) => indices.push((operation.index, operation.timing)),
-            Assembled::Communicator(_) => {}
+        assembler.take(now + PERIOD_NS / 2, |item| {
+            if let Record::Operation(operation) = item {
+                indices.push((operation.index, operation.timing));
+            }
         });
         indices
     }

@@ -147,17 +147,10 @@ fn take_process(decoder: &mut Decoder<'_>) -> Option<Process> {
         2 => Source::Regatta,
         _ => return None,
     };
-    let mut optional = || -> Option<Option<u32>> {
-        match decoder.u64()? {
-            0 => Some(None),
-            value => Some(Some(u32::try_from(value - 1).ok()?)),
-        }
-    };
-    let (rank, world_size) = (optional()?, optional()?);
     Some(Process {
         source,
-        rank,
-        world_size,
+        rank: decoder.optional()?,
+        world_size: decoder.optional()?,
         restart: decoder.u32()?,
         pid: decoder.u32()?,
         host: decoder.text()?,

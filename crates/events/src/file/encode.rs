@@ -2,7 +2,7 @@
 
 use super::{BLOCK_HEADER, MAX_PAYLOAD, Previous, Record, flag, tag};
 use crate::operation::{ClockSync, Communicator, Operation, Process, Source, Timing};
-use crate::varint::{put, put_all, put_signed, put_text};
+use crate::varint::{put, put_all, put_optional, put_signed, put_text};
 
 /// Longest record: names are cut, an operation has at most 22 integers.
 const MAX_RECORD: usize = 1024;
@@ -46,7 +46,7 @@ impl BlockEncoder {
             Record::Process(process) => put_process(out, process),
             Record::Name(name, text) => {
                 out.extend([tag::NAME, name.0]);
-                put_text(out, cut(text));
+                put_text(out, text, MAX_TEXT);
             }
             Record::Communicator(communicator) => put_communicator(out, communicator),
             Record::Clock(clock) => put_clock(out, clock),
@@ -72,10 +72,6 @@ impl BlockEncoder {
     }
 }
 
-fn cut(text: &str) -> &str {
-    &text[..text.floor_char_boundary(MAX_TEXT)]
-}
-
 fn put_process(out: &mut Vec<u8>, process: &Process) {
     let Process { source, rank, world_size, restart, pid, host, boot_id } = process;
     out.push(tag::PROCESS);
@@ -84,13 +80,12 @@ fn put_process(out: &mut Vec<u8>, process: &Process) {
         Source::Regatta => 2,
     });
     // 0: unknown.
-    for value in [rank, world_size] {
-        put(out, value.map_or(0, |value| u64::from(value) + 1));
-    }
+    put_optional(out, *rank);
+    put_optional(out, *world_size);
     put(out, u64::from(*restart));
     put(out, u64::from(*pid));
-    put_text(out, cut(host));
-    put_text(out, cut(boot_id));
+    put_text(out, host, MAX_TEXT);
+    put_text(out, boot_id, MAX_TEXT);
 }
 
 fn put_communicator(out: &mut Vec<u8>, communicator: &Communicator) {
@@ -99,7 +94,7 @@ fn put_communicator(out: &mut Vec<u8>, communicator: &Communicator) {
     put(out, u64::from(*index));
     out.extend(id.to_le_bytes());
     put_all(out, [u64::from(*ranks), u64::from(*nodes), u64::from(*rank)]);
-    put_text(out, cut(name));
+    put_text(out, name, MAX_TEXT);
 }
 
 fn put_clock(out: &mut Vec<u8>, clock: &ClockSync) {

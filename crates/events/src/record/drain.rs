@@ -10,7 +10,7 @@ use super::Shared;
 use super::rings::Merge;
 use super::settings::Settings;
 use super::writer::{RecordError, Writer};
-use crate::assemble::{Assembled, Assembler};
+use crate::assemble::Assembler;
 use crate::clock;
 use crate::file::{BlockEncoder, Lost, Record};
 use crate::operation::{ClockSync, Process};
@@ -129,24 +129,14 @@ impl Drain {
         for event in merge.take(until) {
             self.assembler.handle(event, |item| assembled.push(item));
             drained += 1;
-            assembled.drain(..).for_each(|item| self.push(item));
+            assembled.drain(..).for_each(|record| self.push(&record));
         }
         self.merge = merge;
         (drained, more)
     }
 
-    fn push(&mut self, item: Assembled) {
-        let record = match item {
-            Assembled::Communicator(communicator) => Record::Communicator(communicator),
-            Assembled::Operation(operation) => {
-                self.operations += 1;
-                Record::Operation(operation)
-            }
-        };
-        self.push_record(&record);
-    }
-
-    fn push_record(&mut self, record: &Record) {
+    fn push(&mut self, record: &Record) {
+        self.operations += u64::from(matches!(record, Record::Operation(_)));
         if self.block.is_full() {
             self.append_block();
         }
@@ -165,15 +155,15 @@ impl Drain {
             self.assembler.finish(|item| assembled.push(item));
         }
         self.push_clock(now, !assembled.is_empty());
-        assembled.into_iter().for_each(|item| self.push(item));
+        assembled.into_iter().for_each(|record| self.push(&record));
         self.lost.events = self.shared.lost.load(Ordering::Relaxed);
         self.lost.unfinished = self.assembler.unfinished();
         if self.lost != self.reported {
             self.reported = self.lost;
-            self.push_record(&Record::Lost(self.lost));
+            self.push(&Record::Lost(self.lost));
         }
         if stop {
-            self.push_record(&Record::End);
+            self.push(&Record::End);
         }
         if !self.block.is_empty() {
             self.append_block();
@@ -185,7 +175,7 @@ impl Drain {
     fn push_names(&mut self) {
         let shared = self.shared.clone();
         for (name, text) in shared.names.from(self.names) {
-            self.push_record(&Record::Name(name, text.to_owned()));
+            self.push(&Record::Name(name, text.to_owned()));
             self.names += 1;
         }
     }
@@ -195,7 +185,7 @@ impl Drain {
         let device_ahead = self.assembler.take_device_ahead();
         if operations || device_ahead.is_some() {
             let clock = ClockSync { host: now, realtime: clock::realtime_now(), device_ahead };
-            self.push_record(&Record::Clock(clock));
+            self.push(&Record::Clock(clock));
         }
     }
 

@@ -50,11 +50,6 @@ struct EventBuffer {
 }
 
 impl Endpoint {
-    /// Whether its connections have endpoints of their own.
-    pub fn is_connection_oriented(&self) -> bool {
-        self.info.is_connection_oriented
-    }
-
     /// Opens the event queue, and the endpoint that listens.
     pub(super) fn open_listener(&mut self) -> FiResult {
         let (fabric, info, none) = (self.fabric, self.info_list.first, std::ptr::null_mut());

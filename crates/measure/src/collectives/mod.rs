@@ -20,7 +20,7 @@ pub use sizes::{SizeRange, parse_size};
 #[cfg(test)]
 pub(crate) mod testing {
     use regatta_comm::communicator::Communicator;
-    use regatta_comm::in_process;
+    use regatta_testbed::in_process;
 
     /// Calls `work` on each of `ranks` in-process ranks; returns the results by rank.
     pub(crate) fn on_ranks<T: Send>(ranks: u32, work: impl Fn(Communicator) -> T + Sync) -> Vec<T> {

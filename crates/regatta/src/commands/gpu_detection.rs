@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn all_ranks_have_the_note_of_the_first_rank_with_a_reason() {
         let notes = |reasons: [Option<&str>; 3]| {
-            let world = regatta_comm::in_process::world(3);
+            let world = regatta_testbed::in_process::world(3);
             std::thread::scope(|scope| {
                 let note = |(comm, reason): (_, Option<&str>)| {
                     let reason = reason.map(str::to_owned);

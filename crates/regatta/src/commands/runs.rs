@@ -5,7 +5,7 @@ mod prune;
 mod show;
 
 use std::path::Path;
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::Result;
 use regatta_draw::table;

@@ -28,7 +28,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &str); 29] = [
     ("crates/kernels/cuda", "comm device"),
     ("crates/kernels/conformance", "comm device"),
     ("crates/train", "model comm device kernels-cpu predict"),
-    ("crates/testbed", ""),
+    ("crates/testbed", "comm wire"),
     ("plugins/abi", ""),
     ("plugins/fake-net", "plugin-abi"),
     ("plugins/net", "fabric plugin-abi"),

@@ -201,7 +201,8 @@ fn split(world: &dyn Comm, color: Option<usize>, key: usize) -> Result<ProcessGr
 
 #[cfg(test)]
 mod tests {
-    use regatta_comm::{Collectives, ReduceOp, in_process};
+    use regatta_comm::{Collectives, ReduceOp};
+    use regatta_testbed::in_process;
 
     use super::*;
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use regatta_comm::{Comm, in_process};
+use regatta_comm::Comm;
 use regatta_device::ops::Device;
 use regatta_device::precision::Precision;
 use regatta_device::reference::Reference;
@@ -14,7 +14,7 @@ use regatta_predict::cost::{CostOptions, MemoryBytes, RankCost, rank_cost};
 use regatta_predict::layout::{ParallelLayout, StateTiers};
 use regatta_predict::pipeline::Stage;
 use regatta_predict::shape::ModelShape;
-use regatta_testbed::sample_cases;
+use regatta_testbed::{in_process, sample_cases};
 use regatta_train::checkpoint::StateTensor;
 use regatta_train::offload::OffloadTiers;
 use regatta_train::parallel::{ProcessGroups, ZeroStage};

@@ -3,14 +3,14 @@
 
 use std::sync::Arc;
 
-use regatta_comm::{Comm, in_process};
+use regatta_comm::Comm;
 use regatta_device::DeviceMemory;
 use regatta_device::precision::Precision;
 use regatta_kernels_cuda::fake::FakeDevice;
 use regatta_predict::cost::rank_cost;
 use regatta_predict::shape::Family;
 use regatta_predict::testing;
-use regatta_testbed::sample_cases;
+use regatta_testbed::{in_process, sample_cases};
 use regatta_train::config::Config;
 use regatta_train::data::DataSpec;
 use regatta_train::metrics::Event;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use regatta_comm::{Comm, in_process};
+use regatta_comm::Comm;
 use regatta_device::DeviceError;
 use regatta_device::ops::{Device, Fp8, GPU_MAX_LOGITS};
 use regatta_device::precision::Precision;
@@ -15,6 +15,7 @@ use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::{PipelineSize, ScheduleKind, Stage};
 use regatta_predict::shape::{Family, ModelShape};
 use regatta_predict::testing;
+use regatta_testbed::in_process;
 use regatta_train::model::Model;
 use regatta_train::parallel::{ProcessGroups, ZeroStage};
 use regatta_train::state::{ParamInit, ShardingConfig};

@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use regatta_comm::in_process;
 use regatta_device::optimizer::{AdamW, Sgd};
 use regatta_device::precision::Precision;
 use regatta_kernels_cuda::fake::{FakeDevice, GraphFault, Probe};
@@ -11,6 +10,7 @@ use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::Stage;
 use regatta_predict::shape::{Family, ModelShape};
 use regatta_predict::testing;
+use regatta_testbed::in_process;
 use regatta_train::data::DataSpec;
 use regatta_train::metrics::Event;
 use regatta_train::model::Model;

@@ -4,10 +4,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use regatta_comm::{Comm, in_process};
+use regatta_comm::Comm;
 use regatta_device::precision::Precision;
 use regatta_kernels_cuda::fake::FakeDevice;
 use regatta_predict::cost::rank_cost;
+use regatta_testbed::in_process;
 use regatta_train::config::{Config, MicroBatchSize};
 use regatta_train::data::DataSpec;
 use regatta_train::metrics::{Event, RunInfo};

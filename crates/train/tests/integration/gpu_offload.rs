@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use regatta_comm::{Comm, in_process};
+use regatta_comm::Comm;
 use regatta_device::DeviceError;
 use regatta_device::ops::{Device, GPU_MAX_LOGITS};
 use regatta_device::precision::Precision;
@@ -16,6 +16,7 @@ use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::Stage;
 use regatta_predict::shape::{Family, ModelShape};
 use regatta_predict::testing;
+use regatta_testbed::in_process;
 use regatta_train::checkpoint::StateTensor;
 use regatta_train::data::DataSpec;
 use regatta_train::metrics::Event;

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use regatta_comm::{Comm, in_process};
+use regatta_comm::Comm;
 use regatta_device::reference::Reference;
 use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::{PipelineSize, ScheduleKind, Stage};
 use regatta_predict::shape::{Family, ModelShape};
 use regatta_predict::testing;
-use regatta_testbed::all_cases;
+use regatta_testbed::{all_cases, in_process};
 use regatta_train::offload::{OffloadTiers, Tier};
 use regatta_train::parallel::{ProcessGroups, ZeroStage};
 use regatta_train::state::{ParamInit, ShardingConfig};

@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 
-use regatta_comm::{Comm, in_process};
+use regatta_comm::Comm;
 use regatta_device::ops::Device;
 use regatta_device::precision::Precision;
 use regatta_device::reference::Reference;
 use regatta_kernels_cpu::Cpu;
+use regatta_testbed::in_process;
 use regatta_train::checkpoint::Checkpoint;
 use regatta_train::config::Config;
 use regatta_train::data::DataSpec;

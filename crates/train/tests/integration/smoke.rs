@@ -6,9 +6,10 @@ use std::thread;
 
 use regatta_comm::communicator::Communicator;
 use regatta_comm::error::Peer;
-use regatta_comm::{Call, CallKind, Comm, CommError, Event, OwnedCall, Pending, in_process};
+use regatta_comm::{Call, CallKind, Comm, CommError, Event, OwnedCall, Pending};
 use regatta_device::precision::Precision;
 use regatta_kernels_cpu::Cpu;
+use regatta_testbed::in_process;
 use regatta_train::config::Config;
 use regatta_train::data::DataSpec;
 use regatta_train::training::TrainError;

@@ -3,10 +3,11 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use regatta_comm::{Comm, in_process};
+use regatta_comm::Comm;
 use regatta_device::precision::Precision;
 use regatta_kernels_cpu::Cpu;
 use regatta_model::rank_bytes::{DiskIoBytes, SentBytes};
+use regatta_testbed::in_process;
 use regatta_train::checkpoint::Checkpoint;
 use regatta_train::config::{Config, Resume};
 use regatta_train::data::DataSpec;

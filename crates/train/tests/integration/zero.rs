@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
+use regatta_comm::Comm;
 use regatta_comm::communicator::Communicator;
-use regatta_comm::{Comm, in_process, shm};
 use regatta_device::reference::Reference;
 use regatta_device::tensor::View;
 use regatta_predict::axis::Axis;
@@ -12,6 +12,7 @@ use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::Stage;
 use regatta_predict::shape::{Family, ModelShape};
 use regatta_predict::testing;
+use regatta_testbed::{in_process, one_node};
 use regatta_train::checkpoint::StateTensor;
 use regatta_train::model::Model;
 use regatta_train::offload::{OffloadTiers, Tier};
@@ -174,7 +175,7 @@ fn losses_over_shared_memory_match() {
     for zero in STAGES {
         for (ranks, shard) in [(2, 2), (4, 2)] {
             let case = Case { shard, ..Case::zero(Family::Gpt2, zero, ranks, 1) };
-            let trained = case.run_world(shm::world(ranks as u32).unwrap());
+            let trained = case.run_world(one_node::world(ranks as u32));
             case.assert_losses_match(&single, &trained.losses);
         }
     }

@@ -19,6 +19,17 @@ const BACKLOG: i32 = 4096;
 static MAX_UNAUTHENTICATED: LazyLock<usize> =
     LazyLock::new(|| (max_open_files() / 4).clamp(128, 1024));
 
+/// Listens on an address; port 0 selects a free port. Connections of a job that just ended (TIME_WAIT) do
+/// not block its port, since the standard library sets `SO_REUSEADDR`.
+pub fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+    let socket = std::net::TcpListener::bind(address)?;
+    // SAFETY: the descriptor is an open socket, and no memory is passed.
+    if unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(socket)
+}
+
 /// A listening socket.
 #[derive(Debug)]
 pub(super) struct LinkListener {
@@ -28,16 +39,6 @@ pub(super) struct LinkListener {
 }
 
 impl LinkListener {
-    /// Listens. A port left in TIME_WAIT can be reused at once (mio sets `SO_REUSEADDR`).
-    pub(super) fn bind(address: SocketAddr) -> io::Result<Self> {
-        let socket = TcpListener::bind(address)?;
-        // SAFETY: the descriptor is an open socket, and no memory is passed.
-        if unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Self::new(socket))
-    }
-
     pub(super) fn new(socket: TcpListener) -> Self {
         Self { socket, unauthenticated: BTreeSet::new() }
     }

@@ -48,6 +48,9 @@ pub type GetProperties<P> = unsafe extern "C" fn(device: c_int, properties: *mut
 /// `listen` of versions without a context.
 pub type Listen =
     unsafe extern "C" fn(device: c_int, handle: *mut c_void, listener: Out) -> NcclResult;
+/// `connect` of versions without settings of a communicator.
+pub type Connect =
+    unsafe extern "C" fn(device: c_int, handle: *mut c_void, send: Out, offload: Out) -> NcclResult;
 /// `accept`.
 pub type Accept = unsafe extern "C" fn(listener: Object, recv: Out, offload: Out) -> NcclResult;
 /// `regMr`.
@@ -115,6 +118,53 @@ pub type Irecv = unsafe extern "C" fn(
 /// NCCL's callback for events of the network, which this project does not send.
 pub type ProfilerCallback = *mut c_void;
 
+/// The functions that the tables of all versions begin with.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Functions<Init, Properties, Listen, Connect, Isend, Irecv> {
+    /// The name that NCCL logs.
+    pub name: *const c_char,
+    /// `init`.
+    pub init: Init,
+    /// `devices`.
+    pub devices: Devices,
+    /// `getProperties`.
+    pub get_properties: GetProperties<Properties>,
+    /// `listen`.
+    pub listen: Listen,
+    /// `connect`.
+    pub connect: Connect,
+    /// `accept`.
+    pub accept: Accept,
+    /// `regMr`.
+    pub reg_mr: RegMr,
+    /// `regMrDmaBuf`; NULL without dma-buf support.
+    pub reg_mr_dma_buf: Option<RegMrDmaBuf>,
+    /// `deregMr`.
+    pub dereg_mr: DeregMr,
+    /// `isend`.
+    pub isend: Isend,
+    /// `irecv`.
+    pub irecv: Irecv,
+    /// `iflush`.
+    pub iflush: Iflush,
+    /// `test`.
+    pub test: Test,
+    /// `closeSend`.
+    pub close_send: Close,
+    /// `closeRecv`.
+    pub close_recv: Close,
+    /// `closeListen`.
+    pub close_listen: Close,
+    /// `getDeviceMr`.
+    pub get_device_mr: Option<GetDeviceMr>,
+    /// `irecvConsumed`.
+    pub irecv_consumed: Option<IrecvConsumed>,
+}
+
+// SAFETY: pointers to constants.
+unsafe impl<I: Sync, P, L: Sync, C: Sync, S: Sync, R: Sync> Sync for Functions<I, P, L, C, S, R> {}
+
 /// The NICs of a virtual device (`ncclNetVDeviceProps`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -181,6 +231,9 @@ pub struct Properties {
 #[cfg(target_pointer_width = "64")]
 const _: () = {
     use std::mem::offset_of;
+    type Any = Functions<Devices, (), Devices, Devices, Devices, Devices>;
+    assert!(offset_of!(Any, connect) == 40 && offset_of!(Any, isend) == 80);
+    assert!(offset_of!(Any, test) == 104 && offset_of!(Any, irecv_consumed) == 144);
     assert!(size_of::<VirtualDevice>() == 20 && size_of::<CommConfig>() == 4);
     assert!(offset_of!(Properties, guid) == 16 && offset_of!(Properties, pointer_support) == 24);
     assert!(offset_of!(Properties, force_flush) == 32 && offset_of!(Properties, speed) == 36);

@@ -1,11 +1,8 @@
 //! Version 11: a context per communicator, NCCL 2.28 and later.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 
-use super::{
-    Accept, Close, CommConfig, DeregMr, Devices, GetDeviceMr, GetProperties, Iflush, Irecv,
-    IrecvConsumed, Isend, MakeVDevice, Out, ProfilerCallback, RegMr, RegMrDmaBuf, Test,
-};
+use super::{Close, CommConfig, Irecv, Isend, MakeVDevice, Out, ProfilerCallback};
 use crate::NcclResult;
 use crate::log::Logger;
 
@@ -49,48 +46,15 @@ pub type Connect = unsafe extern "C" fn(
 pub type SetNetAttr =
     unsafe extern "C" fn(context: *mut c_void, attributes: *mut c_void) -> NcclResult;
 
+/// The functions as in version 8, with those of this version.
+pub type Functions = super::Functions<Init, Properties, Listen, Connect, Isend, Irecv>;
+
 /// The table of functions.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Net {
-    /// The name that NCCL logs.
-    pub name: *const c_char,
-    /// `init`.
-    pub init: Init,
-    /// `devices`.
-    pub devices: Devices,
-    /// `getProperties`.
-    pub get_properties: GetProperties<Properties>,
-    /// `listen`.
-    pub listen: Listen,
-    /// `connect`.
-    pub connect: Connect,
-    /// `accept`.
-    pub accept: Accept,
-    /// `regMr`.
-    pub reg_mr: RegMr,
-    /// `regMrDmaBuf`; NULL without dma-buf support.
-    pub reg_mr_dma_buf: Option<RegMrDmaBuf>,
-    /// `deregMr`.
-    pub dereg_mr: DeregMr,
-    /// `isend`.
-    pub isend: Isend,
-    /// `irecv`.
-    pub irecv: Irecv,
-    /// `iflush`.
-    pub iflush: Iflush,
-    /// `test`.
-    pub test: Test,
-    /// `closeSend`.
-    pub close_send: Close,
-    /// `closeRecv`.
-    pub close_recv: Close,
-    /// `closeListen`.
-    pub close_listen: Close,
-    /// `getDeviceMr`.
-    pub get_device_mr: Option<GetDeviceMr>,
-    /// `irecvConsumed`.
-    pub irecv_consumed: Option<IrecvConsumed>,
+    /// As in version 8.
+    pub functions: Functions,
     /// `makeVDevice`.
     pub make_v_device: Option<MakeVDevice>,
     /// `finalize`, with the context.
@@ -99,15 +63,10 @@ pub struct Net {
     pub set_net_attr: Option<SetNetAttr>,
 }
 
-// SAFETY: pointers to constants.
-unsafe impl Sync for Net {}
-
 #[cfg(target_pointer_width = "64")]
 const _: () = {
     use std::mem::offset_of;
     assert!(offset_of!(Properties, max_multi_request_size) == 104);
     assert!(size_of::<Properties>() == 112);
-    assert!(offset_of!(Net, connect) == 40 && offset_of!(Net, isend) == 80);
-    assert!(offset_of!(Net, test) == 104 && offset_of!(Net, irecv_consumed) == 144);
     assert!(size_of::<Net>() == 176);
 };

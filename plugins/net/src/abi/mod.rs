@@ -18,17 +18,51 @@ use regatta_fabric::net::{
     Buffer, Connection, FlushBuffer, Listener, MAX_GROUPED_RECVS, RequestHandle, TestResult,
 };
 use regatta_plugin_abi::log::Logger;
-use regatta_plugin_abi::net::{self, Object, Out, Properties, VirtualDevice};
+use regatta_plugin_abi::net::{
+    self, Functions, GetProperties, Object, Out, Properties, VirtualDevice,
+};
 use regatta_plugin_abi::{NcclResult, SUCCESS, SYSTEM_ERROR};
 
 use crate::session::session;
 use crate::{gpu, message};
 
 /// The name that NCCL logs, and that `NCCL_NET` selects.
-pub(crate) const NAME: *const c_char = c"Regatta".as_ptr();
+const NAME: *const c_char = c"Regatta".as_ptr();
 
 /// More connections than a job has.
 const MAX_COMMS: c_int = 1 << 16;
+
+/// The table of a version: the functions that differ between versions, and those that do not.
+pub(crate) const fn functions<Init, P, Listen, Connect, Isend, Irecv>(
+    init: Init,
+    get_properties: GetProperties<P>,
+    listen: Listen,
+    connect: Connect,
+    isend: Isend,
+    irecv: Irecv,
+) -> Functions<Init, P, Listen, Connect, Isend, Irecv> {
+    Functions {
+        name: NAME,
+        init,
+        devices,
+        get_properties,
+        listen,
+        connect,
+        accept,
+        reg_mr,
+        reg_mr_dma_buf: Some(reg_mr_dma_buf),
+        dereg_mr,
+        isend,
+        irecv,
+        iflush,
+        test,
+        close_send: close_connection,
+        close_recv: close_connection,
+        close_listen,
+        get_device_mr: None,
+        irecv_consumed: None,
+    }
+}
 
 /// A registration of memory.
 struct Registration {
@@ -452,9 +486,4 @@ pub(crate) unsafe extern "C" fn close_listen(listener: Object) -> NcclResult {
         }
         Ok(())
     })
-}
-
-/// Converts a size of 32 bits.
-pub(crate) fn size_of_int(size: c_int) -> Result<usize, String> {
-    usize::try_from(size).map_err(|_| format!("a message of {size} bytes"))
 }

@@ -7,31 +7,11 @@ use regatta_plugin_abi::log::Logger;
 use regatta_plugin_abi::net::v10::Net;
 use regatta_plugin_abi::net::{CommConfig, Object, Out, ProfilerCallback};
 
-use super::NAME;
-
 /// The table that NCCL looks up.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "NCCL's name")]
 pub static ncclNetPlugin_v10: Net = Net {
-    name: NAME,
-    init,
-    devices: super::devices,
-    get_properties: super::get_properties,
-    listen: super::listen,
-    connect,
-    accept: super::accept,
-    reg_mr: super::reg_mr,
-    reg_mr_dma_buf: Some(super::reg_mr_dma_buf),
-    dereg_mr: super::dereg_mr,
-    isend,
-    irecv,
-    iflush: super::iflush,
-    test: super::test,
-    close_send: super::close_connection,
-    close_recv: super::close_connection,
-    close_listen: super::close_listen,
-    get_device_mr: None,
-    irecv_consumed: None,
+    functions: super::functions(init, super::get_properties, super::listen, connect, isend, irecv),
     make_v_device: None,
 };
 

@@ -7,7 +7,7 @@ use regatta_plugin_abi::net::v11::{Net, Properties};
 use regatta_plugin_abi::net::{CommConfig, Object, Out, ProfilerCallback};
 use regatta_plugin_abi::{NcclResult, SUCCESS};
 
-use super::{NAME, given, guard, v10};
+use super::{given, guard, v10};
 
 /// The context of all communicators: they share the NICs of the process.
 static CONTEXT: u8 = 0;
@@ -16,25 +16,7 @@ static CONTEXT: u8 = 0;
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "NCCL's name")]
 pub static ncclNetPlugin_v11: Net = Net {
-    name: NAME,
-    init,
-    devices: super::devices,
-    get_properties,
-    listen,
-    connect,
-    accept: super::accept,
-    reg_mr: super::reg_mr,
-    reg_mr_dma_buf: Some(super::reg_mr_dma_buf),
-    dereg_mr: super::dereg_mr,
-    isend: v10::isend,
-    irecv: v10::irecv,
-    iflush: super::iflush,
-    test: super::test,
-    close_send: super::close_connection,
-    close_recv: super::close_connection,
-    close_listen: super::close_listen,
-    get_device_mr: None,
-    irecv_consumed: None,
+    functions: super::functions(init, get_properties, listen, connect, v10::isend, v10::irecv),
     make_v_device: None,
     finalize,
     set_net_attr: None,

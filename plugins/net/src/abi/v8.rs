@@ -1,40 +1,22 @@
 //! Version 8: sizes of 32 bits.
 
 use std::ffi::{c_int, c_void};
+use std::fmt::Display;
 
 use regatta_plugin_abi::NcclResult;
 use regatta_plugin_abi::log::Logger;
 use regatta_plugin_abi::net::v8::{Net, Properties};
 use regatta_plugin_abi::net::{Object, Out};
 
-use super::{NAME, given, guard, size_of_int};
+use super::{given, guard};
 
 /// The table that NCCL looks up.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "NCCL's name")]
-pub static ncclNetPlugin_v8: Net = Net {
-    name: NAME,
-    init,
-    devices: super::devices,
-    get_properties,
-    listen: super::listen,
-    connect: super::connect,
-    accept: super::accept,
-    reg_mr: super::reg_mr,
-    reg_mr_dma_buf: Some(super::reg_mr_dma_buf),
-    dereg_mr: super::dereg_mr,
-    isend,
-    irecv,
-    iflush: super::iflush,
-    test: super::test,
-    close_send: super::close_connection,
-    close_recv: super::close_connection,
-    close_listen: super::close_listen,
-    get_device_mr: None,
-    irecv_consumed: None,
-};
+pub static ncclNetPlugin_v8: Net =
+    super::functions(init, get_properties, super::listen, super::connect, isend, irecv);
 
-unsafe extern "C" fn init(logger: Logger) -> NcclResult {
+pub(super) unsafe extern "C" fn init(logger: Logger) -> NcclResult {
     super::init(logger)
 }
 
@@ -60,32 +42,39 @@ unsafe extern "C" fn get_properties(device: c_int, into: *mut Properties) -> Ncc
     })
 }
 
-unsafe extern "C" fn isend(
+/// Converts the size of a message.
+fn size_of<Size: Copy + Display + TryInto<usize>>(size: Size) -> Result<usize, String> {
+    size.try_into().map_err(|_| format!("a message of {size} bytes"))
+}
+
+/// Also that of version 9.
+pub(super) unsafe extern "C" fn isend<Size: Copy + Display + TryInto<usize>>(
     send: Object,
     data: *mut c_void,
-    size: c_int,
+    size: Size,
     tag: c_int,
     registration: Object,
     request: Out,
 ) -> NcclResult {
-    match size_of_int(size) {
+    match size_of(size) {
         // SAFETY: by NCCL's contract.
         Ok(size) => unsafe { super::isend(send, (data, size), tag, registration, request) },
         Err(why) => guard(|| Err(why)),
     }
 }
 
-unsafe extern "C" fn irecv(
+/// Also that of version 9.
+pub(super) unsafe extern "C" fn irecv<Size: Copy + Display + TryInto<usize>>(
     recv: Object,
     count: c_int,
     data: *mut *mut c_void,
-    sizes: *mut c_int,
+    sizes: *mut Size,
     tags: *mut c_int,
     registrations: *mut Object,
     request: Out,
 ) -> NcclResult {
     // SAFETY: the array has as many elements as the group.
-    let size = |index: usize| size_of_int(unsafe { super::element(sizes, index)? });
+    let size = |index: usize| size_of(unsafe { super::element(sizes, index)? });
     // SAFETY: by NCCL's contract.
     unsafe { super::irecv(recv, count, data, size, (tags, registrations), request) }
 }

@@ -1,67 +1,20 @@
 //! Version 9: sizes of 64 bits, virtual devices.
 
-use std::ffi::{c_int, c_void};
-
-use regatta_plugin_abi::NcclResult;
-use regatta_plugin_abi::log::Logger;
 use regatta_plugin_abi::net::v9::Net;
-use regatta_plugin_abi::net::{Object, Out};
 
-use super::NAME;
+use super::v8::{init, irecv, isend};
 
 /// The table that NCCL looks up.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "NCCL's name")]
 pub static ncclNetPlugin_v9: Net = Net {
-    name: NAME,
-    init,
-    devices: super::devices,
-    get_properties: super::get_properties,
-    listen: super::listen,
-    connect: super::connect,
-    accept: super::accept,
-    reg_mr: super::reg_mr,
-    reg_mr_dma_buf: Some(super::reg_mr_dma_buf),
-    dereg_mr: super::dereg_mr,
-    isend,
-    irecv,
-    iflush: super::iflush,
-    test: super::test,
-    close_send: super::close_connection,
-    close_recv: super::close_connection,
-    close_listen: super::close_listen,
-    get_device_mr: None,
-    irecv_consumed: None,
+    functions: super::functions(
+        init,
+        super::get_properties,
+        super::listen,
+        super::connect,
+        isend,
+        irecv,
+    ),
     make_v_device: None,
 };
-
-unsafe extern "C" fn init(logger: Logger) -> NcclResult {
-    super::init(logger)
-}
-
-unsafe extern "C" fn isend(
-    send: Object,
-    data: *mut c_void,
-    size: usize,
-    tag: c_int,
-    registration: Object,
-    request: Out,
-) -> NcclResult {
-    // SAFETY: by NCCL's contract.
-    unsafe { super::isend(send, (data, size), tag, registration, request) }
-}
-
-unsafe extern "C" fn irecv(
-    recv: Object,
-    count: c_int,
-    data: *mut *mut c_void,
-    sizes: *mut usize,
-    tags: *mut c_int,
-    registrations: *mut Object,
-    request: Out,
-) -> NcclResult {
-    // SAFETY: the array has as many elements as the group.
-    let size = |index: usize| unsafe { super::element(sizes, index) };
-    // SAFETY: by NCCL's contract.
-    unsafe { super::irecv(recv, count, data, size, (tags, registrations), request) }
-}

@@ -119,9 +119,9 @@ pub fn call_with_null(task: &Task) {
                 assert_eq!((net.init)(None, none), SUCCESS);
             }
             Table::V11(net) => {
-                codes.push((net.listen)(none, 0, none, o));
-                codes.push((net.connect)(none, 0, none, o, o));
-                assert_eq!((net.init)(null_mut(), 0, null_mut(), None, none), SUCCESS);
+                codes.push((net.functions.listen)(none, 0, none, o));
+                codes.push((net.functions.connect)(none, 0, none, o, o));
+                assert_eq!((net.functions.init)(null_mut(), 0, null_mut(), None, none), SUCCESS);
                 assert_eq!((net.finalize)(none), SUCCESS);
             }
         }
@@ -153,9 +153,9 @@ fn null_arrays(plugin: &Plugin) {
                 Table::V10(net) => {
                     (net.irecv)(recv.0, count, objects, lengths, numbers, objects, objects, o)
                 }
-                Table::V11(net) => {
-                    (net.irecv)(recv.0, count, objects, lengths, numbers, objects, objects, o)
-                }
+                Table::V11(net) => (net.functions.irecv)(
+                    recv.0, count, objects, lengths, numbers, objects, objects, o,
+                ),
             }
         };
         assert_eq!(code, SYSTEM_ERROR, "{count} receives");

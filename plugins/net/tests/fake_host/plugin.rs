@@ -71,11 +71,12 @@ pub struct Recv {
     pub registration: Object,
 }
 
+/// The table of a version, or the functions that it begins with.
 #[derive(Clone, Copy)]
 pub enum Table {
     V8(&'static v8::Net),
-    V9(&'static v9::Net),
-    V10(&'static v10::Net),
+    V9(&'static v9::Functions),
+    V10(&'static v10::Functions),
     V11(&'static v11::Net),
 }
 
@@ -86,7 +87,10 @@ macro_rules! with_table {
             $crate::plugin::Table::V8($net) => $value,
             $crate::plugin::Table::V9($net) => $value,
             $crate::plugin::Table::V10($net) => $value,
-            $crate::plugin::Table::V11($net) => $value,
+            $crate::plugin::Table::V11(regatta_plugin_abi::net::v11::Net {
+                functions: $net,
+                ..
+            }) => $value,
         }
     };
 }
@@ -137,7 +141,9 @@ impl Plugin {
                 Table::V8(net) => (net.init)(logger()),
                 Table::V9(net) => (net.init)(logger()),
                 Table::V10(net) => (net.init)(logger(), null_mut()),
-                Table::V11(net) => (net.init)(&mut context, 7, &mut config, logger(), null_mut()),
+                Table::V11(net) => {
+                    (net.functions.init)(&mut context, 7, &mut config, logger(), null_mut())
+                }
             }
         };
         self.context = Object(context);
@@ -173,7 +179,7 @@ impl Plugin {
                 Table::V8(net) => (net.get_properties)(device, &mut old),
                 Table::V9(net) => (net.get_properties)(device, &mut all.common),
                 Table::V10(net) => (net.get_properties)(device, &mut all.common),
-                Table::V11(net) => (net.get_properties)(device, &mut all),
+                Table::V11(net) => (net.functions.get_properties)(device, &mut all),
             }
         })?;
         if let Table::V8(_) = self.table {
@@ -196,7 +202,9 @@ impl Plugin {
                 Table::V8(net) => (net.listen)(device, into, &mut listener),
                 Table::V9(net) => (net.listen)(device, into, &mut listener),
                 Table::V10(net) => (net.listen)(device, into, &mut listener),
-                Table::V11(net) => (net.listen)(self.context.0, device, into, &mut listener),
+                Table::V11(net) => {
+                    (net.functions.listen)(self.context.0, device, into, &mut listener)
+                }
             }
         })?;
         Ok((Object(listener), handle))
@@ -214,7 +222,7 @@ impl Plugin {
                 Table::V8(net) => (net.connect)(device, from, to, other),
                 Table::V9(net) => (net.connect)(device, from, to, other),
                 Table::V10(net) => (net.connect)(device, &mut config, from, to, other),
-                Table::V11(net) => (net.connect)(self.context.0, device, from, to, other),
+                Table::V11(net) => (net.functions.connect)(self.context.0, device, from, to, other),
             }
         })?;
         Ok(Object(send).given())
@@ -254,7 +262,8 @@ impl Plugin {
             match self.table {
                 Table::V8(net) => (net.isend)(comm.0, data, small, tag, registration, into),
                 Table::V9(net) => (net.isend)(comm.0, data, length, tag, registration, into),
-                Table::V10(v10::Net { isend, .. }) | Table::V11(v11::Net { isend, .. }) => {
+                Table::V10(v10::Functions { isend, .. })
+                | Table::V11(v11::Net { functions: v11::Functions { isend, .. }, .. }) => {
                     isend(comm.0, data, length, tag, registration, null_mut(), into)
                 }
             }
@@ -281,7 +290,8 @@ impl Plugin {
                     (net.irecv)(comm.0, count, data, small.as_mut_ptr(), tags, registered, into)
                 }
                 Table::V9(net) => (net.irecv)(comm.0, count, data, sizes, tags, registered, into),
-                Table::V10(v10::Net { irecv, .. }) | Table::V11(v11::Net { irecv, .. }) => {
+                Table::V10(v10::Functions { irecv, .. })
+                | Table::V11(v11::Net { functions: v11::Functions { irecv, .. }, .. }) => {
                     irecv(comm.0, count, data, sizes, tags, registered, null_mut(), into)
                 }
             }

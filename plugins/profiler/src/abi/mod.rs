@@ -23,7 +23,7 @@ use crate::session::{self, Opened};
 pub use regatta_plugin_abi::{NcclResult, SUCCESS};
 
 /// The name that NCCL logs.
-pub(crate) const NAME: *const c_char = c"Regatta".as_ptr();
+const NAME: *const c_char = c"Regatta".as_ptr();
 
 /// Event types, by NCCL's numbers.
 pub mod event {
@@ -107,6 +107,16 @@ pub struct Table<Init, EventDescriptor, StateArguments> {
     pub finalize: unsafe extern "C" fn(*mut c_void) -> NcclResult,
 }
 
+impl<Init, T: Copy + Into<u64>, D: EventDetail, A> Table<Init, EventDescriptor<T, D>, A> {
+    /// The table of a version, with the functions that differ between versions.
+    const fn new(
+        init: Init,
+        record_event_state: unsafe extern "C" fn(*mut c_void, c_int, *const A) -> NcclResult,
+    ) -> Self {
+        Self { name: NAME, init, start_event, stop_event, record_event_state, finalize }
+    }
+}
+
 // SAFETY: a table is constant, and its name is a constant text.
 unsafe impl<I: Sync, E, S> Sync for Table<I, E, S> {}
 
@@ -119,6 +129,33 @@ const _: () = {
     assert!(offset_of!(Any, record_event_state) == 32);
     assert!(offset_of!(Any, finalize) == 40);
 };
+
+/// An event: `Type` is the integer of its type, `Detail` the part that depends on it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub struct EventDescriptor<Type, Detail> {
+    pub event_type: Type,
+    pub parent: *mut c_void,
+    pub rank: c_int,
+    pub detail: Detail,
+}
+
+const _: () = {
+    assert!(offset_of!(EventDescriptor<u8, u64>, parent) == 8);
+    assert!(offset_of!(EventDescriptor<u64, u64>, parent) == 8);
+    assert!(offset_of!(EventDescriptor<u64, u64>, rank) == 16);
+    assert!(offset_of!(EventDescriptor<u64, u64>, detail) == 24);
+};
+
+/// The part of an event that depends on its type, of a version.
+pub trait EventDetail {
+    /// What the event describes.
+    ///
+    /// # Safety
+    /// The detail is that of the type, and its texts are valid.
+    unsafe fn read(&self, event_type: u64, parent: Handle, rank: c_int) -> Descriptor<'_>;
+}
 
 /// Runs the body of a function of the boundary, see [`regatta_plugin_abi::guard`].
 #[inline]
@@ -176,24 +213,25 @@ unsafe fn init(
     }
 }
 
-/// Starts an event: the part of `startEvent` that all versions share.
-///
-/// # Safety
-/// `handle` is NULL or valid for writes, `event` is NULL or valid for reads.
-#[inline]
-unsafe fn start_event<T>(
+/// `startEvent` of all versions.
+unsafe extern "C" fn start_event<T: Copy + Into<u64>, D: EventDetail>(
     context: *mut c_void,
     handle: *mut *mut c_void,
-    event: *const T,
-    read: impl FnOnce(&T) -> Descriptor<'_>,
-) {
-    // SAFETY: by the caller's contract.
-    let (handle, event) = unsafe { (handle.as_mut(), event.as_ref()) };
-    let Some(handle) = handle else { return };
-    // NCCL reuses the variable, with the handle of an older event.
-    *handle = std::ptr::null_mut();
-    let (Some(event), Some(session)) = (event, session::current()) else { return };
-    *handle = session.start_event(context.addr() as u32, read(event)).to_pointer();
+    event: *const EventDescriptor<T, D>,
+) -> NcclResult {
+    guard(|| {
+        // SAFETY: NCCL passes NULL or valid pointers.
+        let (handle, event) = unsafe { (handle.as_mut(), event.as_ref()) };
+        let Some(handle) = handle else { return };
+        // NCCL reuses the variable, with the handle of an older event.
+        *handle = std::ptr::null_mut();
+        let (Some(event), Some(session)) = (event, session::current()) else { return };
+        let EventDescriptor { event_type, parent, rank, detail } = event;
+        let parent = Handle::from_pointer(*parent);
+        // SAFETY: NCCL sets the detail of the type, and its texts are C strings.
+        let descriptor = unsafe { detail.read((*event_type).into(), parent, *rank) };
+        *handle = session.start_event(context.addr() as u32, descriptor).to_pointer();
+    })
 }
 
 /// `stopEvent` of all versions.

@@ -6,11 +6,11 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
 
-use super::{NAME, NcclResult, ProxyOp, ProxyStep, Table, event, guard};
+use super::{EventDetail, NcclResult, ProxyOp, ProxyStep, Table, event, guard, v4};
 use crate::handle::Handle;
 use crate::model::{Collective, CommunicatorFacts, Descriptor, Message, text};
 
-const EVENTS: u64 =
+pub(super) const EVENTS: u64 =
     event::COLLECTIVE | event::P2P | event::PROXY_OP | event::PROXY_STEP | event::KERNEL_CHANNEL;
 
 /// The table.
@@ -21,25 +21,10 @@ pub type Init = unsafe extern "C" fn(*mut *mut c_void, *mut c_int) -> NcclResult
 /// The exported table.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "NCCL's name")]
-pub static ncclProfiler_v3: Profiler = Table {
-    name: NAME,
-    init,
-    start_event,
-    stop_event: super::stop_event,
-    record_event_state,
-    finalize: super::finalize,
-};
+pub static ncclProfiler_v3: Profiler = Profiler::new(init, record_event_state);
 
 /// An event.
-#[repr(C)]
-#[derive(Clone, Copy)]
-#[allow(missing_docs, reason = "NCCL's own names")]
-pub struct EventDescriptor {
-    pub event_type: u8,
-    pub parent: *mut c_void,
-    pub rank: c_int,
-    pub detail: Detail,
-}
+pub type EventDescriptor = super::EventDescriptor<u8, Detail>;
 
 /// The part of an event that depends on its type.
 #[repr(C)]
@@ -61,17 +46,8 @@ pub union Detail {
 pub struct CollectiveDetail {
     pub name: *const c_char,
     pub comm_hash: u64,
-    pub sequence: u64,
-    pub function: *const c_char,
-    pub send_buffer: *const c_void,
-    pub receive_buffer: *mut c_void,
-    pub count: usize,
-    pub root: c_int,
-    pub dtype: *const c_char,
-    pub max_channels: u8,
-    pub warps: u8,
-    pub algorithm: *const c_char,
-    pub protocol: *const c_char,
+    /// As in version 4.
+    pub base: v4::CollectiveDetail,
 }
 
 /// A point-to-point operation.
@@ -101,23 +77,10 @@ pub struct StateArguments {
 const _: () = {
     type C = CollectiveDetail;
     assert!(size_of::<EventDescriptor>() == 120);
-    assert!(offset_of!(EventDescriptor, parent) == 8);
-    assert!(offset_of!(EventDescriptor, rank) == 16);
-    assert!(offset_of!(EventDescriptor, detail) == 24);
     assert!(size_of::<C>() == 96);
     assert!(offset_of!(C, name) == 0);
     assert!(offset_of!(C, comm_hash) == 8);
-    assert!(offset_of!(C, sequence) == 16);
-    assert!(offset_of!(C, function) == 24);
-    assert!(offset_of!(C, send_buffer) == 32);
-    assert!(offset_of!(C, receive_buffer) == 40);
-    assert!(offset_of!(C, count) == 48);
-    assert!(offset_of!(C, root) == 56);
-    assert!(offset_of!(C, dtype) == 64);
-    assert!(offset_of!(C, max_channels) == 72);
-    assert!(offset_of!(C, warps) == 73);
-    assert!(offset_of!(C, algorithm) == 80);
-    assert!(offset_of!(C, protocol) == 88);
+    assert!(offset_of!(C, base) == 16);
     assert!(offset_of!(P2pDetail, name) == 0);
     assert!(offset_of!(P2pDetail, comm_hash) == 8);
     assert!(offset_of!(P2pDetail, function) == 16);
@@ -133,15 +96,6 @@ unsafe extern "C" fn init(context: *mut *mut c_void, activation: *mut c_int) -> 
     guard(|| unsafe { super::init(context, activation, None, None, EVENTS) })
 }
 
-unsafe extern "C" fn start_event(
-    context: *mut c_void,
-    handle: *mut *mut c_void,
-    event: *const EventDescriptor,
-) -> NcclResult {
-    // SAFETY: NCCL passes valid pointers.
-    guard(|| unsafe { super::start_event(context, handle, event, |event| read(event)) })
-}
-
 unsafe extern "C" fn record_event_state(
     handle: *mut c_void,
     state: c_int,
@@ -150,35 +104,24 @@ unsafe extern "C" fn record_event_state(
     guard(|| super::record_state(handle, state, 0))
 }
 
-/// # Safety
-/// The event has the detail of its type, and its texts are valid.
-unsafe fn read(event: &EventDescriptor) -> Descriptor<'_> {
-    let EventDescriptor { event_type, parent, rank, detail } = event;
-    let parent = Handle::from_pointer(*parent);
-    // SAFETY: the type selects the member of the union, and NCCL's texts are C strings.
-    unsafe {
-        match u64::from(*event_type) {
-            event::GROUP => Descriptor::Group,
-            event::COLLECTIVE => Descriptor::Collective(read_collective(&detail.collective, *rank)),
-            event::P2P => Descriptor::Message(read_message(&detail.p2p, *rank)),
-            event::PROXY_OP => read_proxy_op(parent, &detail.proxy_op),
-            event::PROXY_STEP => Descriptor::Step { parent, step: detail.proxy_step.step },
-            event::KERNEL_CHANNEL => {
-                Descriptor::Channel { parent, device_time: 0, ends_at_stop: true }
+impl EventDetail for Detail {
+    unsafe fn read(&self, event_type: u64, parent: Handle, rank: c_int) -> Descriptor<'_> {
+        // SAFETY: the type selects the member of the union, and NCCL's texts are C strings.
+        unsafe {
+            match event_type {
+                event::GROUP => Descriptor::Group,
+                event::COLLECTIVE => {
+                    Descriptor::Collective(read_collective(&self.collective, rank))
+                }
+                event::P2P => Descriptor::Message(read_message(&self.p2p, rank)),
+                event::PROXY_OP => v4::read_proxy_op(parent, &self.proxy_op, true),
+                event::PROXY_STEP => Descriptor::Step { parent, step: self.proxy_step.step },
+                event::KERNEL_CHANNEL => {
+                    Descriptor::Channel { parent, device_time: 0, ends_at_stop: true }
+                }
+                _ => Descriptor::Other,
             }
-            _ => Descriptor::Other,
         }
-    }
-}
-
-fn read_proxy_op(parent: Handle, proxy_op: &ProxyOp) -> Descriptor<'static> {
-    Descriptor::Transfer {
-        parent,
-        pid: proxy_op.pid,
-        channel: proxy_op.channel_id,
-        peer: proxy_op.peer,
-        sends: proxy_op.is_send != 0,
-        starts_at_once: true,
     }
 }
 
@@ -188,17 +131,10 @@ unsafe fn read_collective(detail: &CollectiveDetail, rank: c_int) -> Collective<
     // SAFETY: by the caller's contract.
     unsafe {
         Collective {
-            api: Handle::None,
             communicator: Some(facts(detail.comm_hash, detail.name, rank)),
-            sequence: detail.sequence,
-            function: text(detail.function),
-            count: detail.count as u64,
-            root: detail.root,
-            dtype: text(detail.dtype),
-            // `max_channels` is a limit: fewer may run.
+            // The number of channels is a limit: fewer may run.
             channels: 0,
-            algorithm: text(detail.algorithm),
-            protocol: text(detail.protocol),
+            ..v4::read_collective(&detail.base, Handle::None)
         }
     }
 }

@@ -3,15 +3,13 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
 
+use super::v3::EVENTS;
 use super::{
-    KernelChannel, NAME, NcclResult, ProxyOp, ProxyStep, StateArguments, Table, event, guard,
+    EventDetail, KernelChannel, NcclResult, ProxyOp, ProxyStep, StateArguments, Table, event, guard,
 };
 use crate::handle::Handle;
 use crate::log::Logger;
 use crate::model::{Collective, CommunicatorFacts, Descriptor, Message, text};
-
-const EVENTS: u64 =
-    event::COLLECTIVE | event::P2P | event::PROXY_OP | event::PROXY_STEP | event::KERNEL_CHANNEL;
 
 /// The table.
 pub type Profiler = Table<Init, EventDescriptor, StateArguments>;
@@ -30,25 +28,10 @@ pub type Init = unsafe extern "C" fn(
 /// The exported table.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "NCCL's name")]
-pub static ncclProfiler_v4: Profiler = Table {
-    name: NAME,
-    init,
-    start_event,
-    stop_event: super::stop_event,
-    record_event_state: super::record_event_state,
-    finalize: super::finalize,
-};
+pub static ncclProfiler_v4: Profiler = Profiler::new(init, super::record_event_state);
 
 /// An event.
-#[repr(C)]
-#[derive(Clone, Copy)]
-#[allow(missing_docs, reason = "NCCL's own names")]
-pub struct EventDescriptor {
-    pub event_type: u8,
-    pub parent: *mut c_void,
-    pub rank: c_int,
-    pub detail: Detail,
-}
+pub type EventDescriptor = super::EventDescriptor<u8, Detail>;
 
 /// The part of an event that depends on its type.
 #[repr(C)]
@@ -97,9 +80,6 @@ pub struct P2pDetail {
 const _: () = {
     type C = CollectiveDetail;
     assert!(size_of::<EventDescriptor>() == 104);
-    assert!(offset_of!(EventDescriptor, parent) == 8);
-    assert!(offset_of!(EventDescriptor, rank) == 16);
-    assert!(offset_of!(EventDescriptor, detail) == 24);
     assert!(size_of::<C>() == 80);
     assert!(offset_of!(C, sequence) == 0);
     assert!(offset_of!(C, function) == 8);
@@ -139,33 +119,23 @@ unsafe extern "C" fn init(
     })
 }
 
-unsafe extern "C" fn start_event(
-    context: *mut c_void,
-    handle: *mut *mut c_void,
-    event: *const EventDescriptor,
-) -> NcclResult {
-    // SAFETY: NCCL passes valid pointers.
-    guard(|| unsafe { super::start_event(context, handle, event, |event| read(event)) })
-}
-
-/// # Safety
-/// The event has the detail of its type, and its texts are valid.
-unsafe fn read(event: &EventDescriptor) -> Descriptor<'_> {
-    let EventDescriptor { event_type, parent, rank, detail } = event;
-    let parent = Handle::from_pointer(*parent);
-    // SAFETY: the type selects the member of the union, and NCCL's texts are C strings.
-    unsafe {
-        match u64::from(*event_type) {
-            event::GROUP => Descriptor::Group,
-            // The parent is the group.
-            event::COLLECTIVE => {
-                Descriptor::Collective(read_collective(&detail.collective, Handle::None))
+impl EventDetail for Detail {
+    unsafe fn read(&self, event_type: u64, parent: Handle, rank: c_int) -> Descriptor<'_> {
+        // SAFETY: the type selects the member of the union, and NCCL's texts are C strings.
+        unsafe {
+            match event_type {
+                event::GROUP => Descriptor::Group,
+                // The parent is the group.
+                event::COLLECTIVE => {
+                    Descriptor::Collective(read_collective(&self.collective, Handle::None))
+                }
+                event::P2P => Descriptor::Message(read_message(&self.p2p, Handle::None, rank)),
+                // The event starts when the transfer is queued; a state reports its start.
+                event::PROXY_OP => read_proxy_op(parent, &self.proxy_op, false),
+                event::PROXY_STEP => Descriptor::Step { parent, step: self.proxy_step.step },
+                event::KERNEL_CHANNEL => read_kernel_channel(parent, &self.kernel_channel),
+                _ => Descriptor::Other,
             }
-            event::P2P => Descriptor::Message(read_message(&detail.p2p, Handle::None, *rank)),
-            event::PROXY_OP => read_proxy_op(parent, &detail.proxy_op),
-            event::PROXY_STEP => Descriptor::Step { parent, step: detail.proxy_step.step },
-            event::KERNEL_CHANNEL => read_kernel_channel(parent, &detail.kernel_channel),
-            _ => Descriptor::Other,
         }
     }
 }
@@ -174,15 +144,18 @@ pub(super) fn read_kernel_channel(parent: Handle, channel: &KernelChannel) -> De
     Descriptor::Channel { parent, device_time: channel.p_timer, ends_at_stop: false }
 }
 
-pub(super) fn read_proxy_op(parent: Handle, proxy_op: &ProxyOp) -> Descriptor<'static> {
+pub(super) fn read_proxy_op(
+    parent: Handle,
+    proxy_op: &ProxyOp,
+    starts_at_once: bool,
+) -> Descriptor<'static> {
     Descriptor::Transfer {
         parent,
         pid: proxy_op.pid,
         channel: proxy_op.channel_id,
         peer: proxy_op.peer,
         sends: proxy_op.is_send != 0,
-        // The event starts when the transfer is queued; a state reports its start.
-        starts_at_once: false,
+        starts_at_once,
     }
 }
 

@@ -5,19 +5,14 @@ use std::mem::offset_of;
 
 use super::v4::{self, read_collective, read_kernel_channel, read_message, read_proxy_op};
 use super::{
-    KernelChannel, NAME, NcclResult, ProxyOp, ProxyStep, StateArguments, Table, event, guard,
+    EventDetail, KernelChannel, NcclResult, ProxyOp, ProxyStep, StateArguments, Table, event,
+    guard, v3,
 };
 use crate::handle::Handle;
 use crate::log::Logger;
 use crate::model::{CommunicatorFacts, Descriptor, text};
 
-pub(super) const EVENTS: u64 = event::COLLECTIVE
-    | event::P2P
-    | event::PROXY_OP
-    | event::PROXY_STEP
-    | event::KERNEL_CHANNEL
-    | event::COLLECTIVE_API
-    | event::P2P_API;
+pub(super) const EVENTS: u64 = v3::EVENTS | event::COLLECTIVE_API | event::P2P_API;
 
 /// The table.
 pub type Profiler = Table<Init, EventDescriptor, StateArguments>;
@@ -36,25 +31,10 @@ pub type Init = unsafe extern "C" fn(
 /// The exported table.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "NCCL's name")]
-pub static ncclProfiler_v5: Profiler = Table {
-    name: NAME,
-    init,
-    start_event,
-    stop_event: super::stop_event,
-    record_event_state: super::record_event_state,
-    finalize: super::finalize,
-};
+pub static ncclProfiler_v5: Profiler = Profiler::new(init::<EVENTS>, super::record_event_state);
 
 /// An event.
-#[repr(C)]
-#[derive(Clone, Copy)]
-#[allow(missing_docs, reason = "NCCL's own names")]
-pub struct EventDescriptor {
-    pub event_type: u64,
-    pub parent: *mut c_void,
-    pub rank: c_int,
-    pub detail: Detail,
-}
+pub type EventDescriptor = super::EventDescriptor<u64, Detail>;
 
 /// The part of an event that depends on its type.
 #[repr(C)]
@@ -118,9 +98,6 @@ pub struct P2pDetail {
 
 const _: () = {
     assert!(size_of::<EventDescriptor>() == 112);
-    assert!(offset_of!(EventDescriptor, parent) == 8);
-    assert!(offset_of!(EventDescriptor, rank) == 16);
-    assert!(offset_of!(EventDescriptor, detail) == 24);
     assert!(offset_of!(CollectiveApiDetail, function) == 0);
     assert!(offset_of!(CollectiveApiDetail, count) == 8);
     assert!(offset_of!(CollectiveApiDetail, dtype) == 16);
@@ -137,7 +114,7 @@ const _: () = {
 };
 
 #[allow(clippy::too_many_arguments, reason = "NCCL's signature")]
-pub(super) unsafe extern "C" fn init(
+pub(super) unsafe extern "C" fn init<const EVENTS: u64>(
     context: *mut *mut c_void,
     id: u64,
     activation: *mut c_int,
@@ -154,48 +131,30 @@ pub(super) unsafe extern "C" fn init(
     })
 }
 
-unsafe extern "C" fn start_event(
-    context: *mut c_void,
-    handle: *mut *mut c_void,
-    event: *const EventDescriptor,
-) -> NcclResult {
-    // SAFETY: NCCL passes valid pointers.
-    guard(|| unsafe {
-        super::start_event(context, handle, event, |event| {
-            read(event.event_type, event.parent, event.rank, &event.detail)
-        });
-    })
-}
-
-/// # Safety
-/// The detail is that of the type, and its texts are valid.
-pub(super) unsafe fn read(
-    event_type: u64,
-    parent: *mut c_void,
-    rank: c_int,
-    detail: &Detail,
-) -> Descriptor<'_> {
-    let parent = Handle::from_pointer(parent);
-    // SAFETY: the type selects the member of the union, and NCCL's texts are C strings.
-    unsafe {
-        match event_type {
-            event::GROUP => Descriptor::Group,
-            event::COLLECTIVE_API => {
-                let CollectiveApiDetail { dtype, graph_captured, .. } = detail.collective_api;
-                Descriptor::Api { dtype: text(dtype), captured: graph_captured != 0 }
+impl EventDetail for Detail {
+    unsafe fn read(&self, event_type: u64, parent: Handle, rank: c_int) -> Descriptor<'_> {
+        // SAFETY: the type selects the member of the union, and NCCL's texts are C strings.
+        unsafe {
+            match event_type {
+                event::GROUP => Descriptor::Group,
+                event::COLLECTIVE_API => {
+                    let CollectiveApiDetail { dtype, graph_captured, .. } = self.collective_api;
+                    Descriptor::Api { dtype: text(dtype), captured: graph_captured != 0 }
+                }
+                event::P2P_API => {
+                    let P2pApiDetail { dtype, graph_captured, .. } = self.p2p_api;
+                    Descriptor::Api { dtype: text(dtype), captured: graph_captured != 0 }
+                }
+                event::COLLECTIVE => {
+                    Descriptor::Collective(read_collective(&self.collective.base, parent))
+                }
+                event::P2P => Descriptor::Message(read_message(&self.p2p.base, parent, rank)),
+                // As in version 4.
+                event::PROXY_OP => read_proxy_op(parent, &self.proxy_op, false),
+                event::PROXY_STEP => Descriptor::Step { parent, step: self.proxy_step.step },
+                event::KERNEL_CHANNEL => read_kernel_channel(parent, &self.kernel_channel),
+                _ => Descriptor::Other,
             }
-            event::P2P_API => {
-                let P2pApiDetail { dtype, graph_captured, .. } = detail.p2p_api;
-                Descriptor::Api { dtype: text(dtype), captured: graph_captured != 0 }
-            }
-            event::COLLECTIVE => {
-                Descriptor::Collective(read_collective(&detail.collective.base, parent))
-            }
-            event::P2P => Descriptor::Message(read_message(&detail.p2p.base, parent, rank)),
-            event::PROXY_OP => read_proxy_op(parent, &detail.proxy_op),
-            event::PROXY_STEP => Descriptor::Step { parent, step: detail.proxy_step.step },
-            event::KERNEL_CHANNEL => read_kernel_channel(parent, &detail.kernel_channel),
-            _ => Descriptor::Other,
         }
     }
 }

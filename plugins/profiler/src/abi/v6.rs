@@ -3,10 +3,9 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
 
-use super::{NAME, NcclResult, StateArguments, Table, event, guard, v5};
+use super::{EventDetail, StateArguments, Table, event, v5};
 use crate::handle::Handle;
-use crate::log::Logger;
-use crate::model::{Collective, CommunicatorFacts, Descriptor, text};
+use crate::model::{Collective, Descriptor, text};
 
 const EVENTS: u64 = v5::EVENTS | event::COPY_ENGINE_COLLECTIVE;
 
@@ -16,25 +15,10 @@ pub type Profiler = Table<v5::Init, EventDescriptor, StateArguments>;
 /// The exported table.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "NCCL's name")]
-pub static ncclProfiler_v6: Profiler = Table {
-    name: NAME,
-    init,
-    start_event,
-    stop_event: super::stop_event,
-    record_event_state: super::record_event_state,
-    finalize: super::finalize,
-};
+pub static ncclProfiler_v6: Profiler = Profiler::new(v5::init::<EVENTS>, super::record_event_state);
 
 /// An event.
-#[repr(C)]
-#[derive(Clone, Copy)]
-#[allow(missing_docs, reason = "NCCL's own names")]
-pub struct EventDescriptor {
-    pub event_type: u64,
-    pub parent: *mut c_void,
-    pub rank: c_int,
-    pub detail: Detail,
-}
+pub type EventDescriptor = super::EventDescriptor<u64, Detail>;
 
 /// The part of an event that depends on its type.
 #[repr(C)]
@@ -70,9 +54,6 @@ pub struct CopyEngineDetail {
 const _: () = {
     type C = CopyEngineDetail;
     assert!(size_of::<EventDescriptor>() == 112);
-    assert!(offset_of!(EventDescriptor, parent) == 8);
-    assert!(offset_of!(EventDescriptor, rank) == 16);
-    assert!(offset_of!(EventDescriptor, detail) == 24);
     assert!(size_of::<C>() == 88);
     assert!(offset_of!(C, sequence) == 0);
     assert!(offset_of!(C, function) == 8);
@@ -89,44 +70,16 @@ const _: () = {
     assert!(offset_of!(C, stream) == 80);
 };
 
-#[allow(clippy::too_many_arguments, reason = "NCCL's signature")]
-unsafe extern "C" fn init(
-    context: *mut *mut c_void,
-    id: u64,
-    activation: *mut c_int,
-    name: *const c_char,
-    nodes: c_int,
-    ranks: c_int,
-    rank: c_int,
-    logger: Logger,
-) -> NcclResult {
-    // SAFETY: NCCL passes valid pointers, and a C string or NULL as the name.
-    guard(|| unsafe {
-        let facts = CommunicatorFacts { id, name: text(name), nodes, ranks, rank };
-        super::init(context, activation, Some(facts), logger, EVENTS);
-    })
-}
-
-unsafe extern "C" fn start_event(
-    context: *mut c_void,
-    handle: *mut *mut c_void,
-    event: *const EventDescriptor,
-) -> NcclResult {
-    // SAFETY: NCCL passes valid pointers.
-    guard(|| unsafe { super::start_event(context, handle, event, |event| read(event)) })
-}
-
-/// # Safety
-/// The event has the detail of its type, and its texts are valid.
-unsafe fn read(event: &EventDescriptor) -> Descriptor<'_> {
-    // SAFETY: the type selects the member of the union, and NCCL's texts are C strings.
-    unsafe {
-        match event.event_type {
-            event::COPY_ENGINE_COLLECTIVE => {
-                let parent = Handle::from_pointer(event.parent);
-                Descriptor::CopyEngine(read_copy_engine(&event.detail.copy_engine, parent))
+impl EventDetail for Detail {
+    unsafe fn read(&self, event_type: u64, parent: Handle, rank: c_int) -> Descriptor<'_> {
+        // SAFETY: the type selects the member of the union, and NCCL's texts are C strings.
+        unsafe {
+            match event_type {
+                event::COPY_ENGINE_COLLECTIVE => {
+                    Descriptor::CopyEngine(read_copy_engine(&self.copy_engine, parent))
+                }
+                _ => self.v5.read(event_type, parent, rank),
             }
-            event_type => v5::read(event_type, event.parent, event.rank, &event.detail.v5),
         }
     }
 }

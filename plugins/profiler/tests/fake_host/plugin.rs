@@ -267,22 +267,7 @@ impl Plugin {
         let (function, dtype) = (pointer(call.function), pointer(call.dtype));
         let (algorithm, protocol) = (pointer(call.algorithm), pointer(call.protocol));
         self.start(context, event::COLLECTIVE, parent, call.rank, |d3, d4, d6| {
-            d3.collective = v3::CollectiveDetail {
-                name: pointer(call.comm_name),
-                comm_hash: call.comm_hash,
-                sequence: call.sequence,
-                function,
-                send_buffer: null(),
-                receive_buffer: null_mut(),
-                count: call.count,
-                root: call.root,
-                dtype,
-                max_channels: call.channels,
-                warps: 16,
-                algorithm,
-                protocol,
-            };
-            d4.collective = v4::CollectiveDetail {
+            let base = v4::CollectiveDetail {
                 sequence: call.sequence,
                 function,
                 send_buffer: null(),
@@ -295,8 +280,9 @@ impl Plugin {
                 algorithm,
                 protocol,
             };
-            // SAFETY: just written.
-            let base = unsafe { d4.collective };
+            let (name, comm_hash) = (pointer(call.comm_name), call.comm_hash);
+            d3.collective = v3::CollectiveDetail { name, comm_hash, base };
+            d4.collective = base;
             d6.v5.collective = v5::CollectiveDetail { base, parent_group: group.0 };
         })
     }

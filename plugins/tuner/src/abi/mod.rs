@@ -8,6 +8,7 @@ pub mod v5;
 mod tests;
 
 use std::ffi::{c_char, c_int, c_void};
+use std::mem::offset_of;
 use std::ptr::NonNull;
 
 use regatta_nccl_tuning::select::{Call, CostTable};
@@ -23,6 +24,29 @@ pub(crate) const NAME: *const c_char = c"Regatta".as_ptr();
 /// Larger cost tables are not NCCL's: it has 7 algorithms and 3 protocols.
 const MAX_ALGORITHMS: c_int = 64;
 const MAX_PROTOCOLS: c_int = 16;
+
+/// A table, with the functions that differ between versions.
+#[repr(C)]
+#[derive(Debug)]
+#[allow(missing_docs, reason = "NCCL's own names")]
+pub struct Table<Init, GetCollInfo> {
+    pub name: *const c_char,
+    pub init: Init,
+    pub get_coll_info: GetCollInfo,
+    /// `finalize` from version 5 on.
+    pub destroy: unsafe extern "C" fn(*mut c_void) -> NcclResult,
+}
+
+// SAFETY: a table is constant, and its name is a constant text.
+unsafe impl<I: Sync, G: Sync> Sync for Table<I, G> {}
+
+const _: () = {
+    type Any = Table<fn(), fn()>;
+    assert!(size_of::<Any>() == 32);
+    assert!(offset_of!(Any, init) == 8);
+    assert!(offset_of!(Any, get_coll_info) == 16);
+    assert!(offset_of!(Any, destroy) == 24);
+};
 
 /// Runs the body of a function of the boundary, see [`regatta_plugin_abi::guard`].
 #[inline]

@@ -49,7 +49,7 @@ fn call_everything() -> u32 {
         }
         check((ncclTunerPlugin_v3.destroy)(null_mut()));
         check((ncclTunerPlugin_v4.destroy)(null_mut()));
-        check((ncclTunerPlugin_v5.finalize)(null_mut()));
+        check((ncclTunerPlugin_v5.destroy)(null_mut()));
     }
     assert_eq!((costs, channels), ([1.0; 21], 7));
     assert!(context.is_null());

@@ -1,23 +1,16 @@
 //! Version 3: NCCL 2.22 and 2.23.
 
-use std::ffi::{c_char, c_int, c_void};
-use std::mem::offset_of;
+use std::ffi::{c_int, c_void};
 
 use regatta_plugin_abi::NcclResult;
 use regatta_plugin_abi::log::Logger;
 
-use super::{CollInfo, NAME, guard};
+use super::{CollInfo, NAME, Table, guard};
 
 /// The table.
-#[repr(C)]
-#[derive(Debug)]
-#[allow(missing_docs, reason = "NCCL's own names")]
-pub struct Tuner {
-    pub name: *const c_char,
-    pub init: unsafe extern "C" fn(usize, usize, Logger, *mut *mut c_void) -> NcclResult,
-    pub get_coll_info: GetCollInfo,
-    pub destroy: unsafe extern "C" fn(*mut c_void) -> NcclResult,
-}
+pub type Tuner = Table<Init, GetCollInfo>;
+/// The function that opens a communicator.
+pub type Init = unsafe extern "C" fn(usize, usize, Logger, *mut *mut c_void) -> NcclResult;
 
 /// The function that is called for each collective.
 pub type GetCollInfo = unsafe extern "C" fn(
@@ -31,23 +24,13 @@ pub type GetCollInfo = unsafe extern "C" fn(
     channels: *mut c_int,
 ) -> NcclResult;
 
-// SAFETY: a table is constant, and its name is a constant text.
-unsafe impl Sync for Tuner {}
-
-const _: () = {
-    assert!(size_of::<Tuner>() == 32);
-    assert!(offset_of!(Tuner, init) == 8);
-    assert!(offset_of!(Tuner, get_coll_info) == 16);
-    assert!(offset_of!(Tuner, destroy) == 24);
-};
-
 /// The exported table.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "NCCL's name")]
 pub static ncclTunerPlugin_v3: Tuner =
     Tuner { name: NAME, init, get_coll_info, destroy: super::destroy };
 
-unsafe extern "C" fn init(
+pub(super) unsafe extern "C" fn init(
     ranks: usize,
     nodes: usize,
     logger: Logger,
@@ -57,7 +40,7 @@ unsafe extern "C" fn init(
     guard(|| unsafe { super::init(context, ranks, nodes, logger) })
 }
 
-unsafe extern "C" fn get_coll_info(
+pub(super) unsafe extern "C" fn get_coll_info(
     context: *mut c_void,
     function: c_int,
     bytes: usize,

@@ -1,24 +1,15 @@
 //! Version 4: NCCL 2.24 to 2.27. Adds whether the buffers of a call are registered, which is not used: it may
 //! differ between ranks, and a selection must not.
 
-use std::ffi::{c_char, c_int, c_void};
-use std::mem::offset_of;
+use std::ffi::{c_int, c_void};
 
 use regatta_plugin_abi::NcclResult;
-use regatta_plugin_abi::log::Logger;
 
-use super::{CollInfo, NAME, guard};
+use super::v3::{self, Init, init};
+use super::{NAME, Table};
 
 /// The table.
-#[repr(C)]
-#[derive(Debug)]
-#[allow(missing_docs, reason = "NCCL's own names")]
-pub struct Tuner {
-    pub name: *const c_char,
-    pub init: unsafe extern "C" fn(usize, usize, Logger, *mut *mut c_void) -> NcclResult,
-    pub get_coll_info: GetCollInfo,
-    pub destroy: unsafe extern "C" fn(*mut c_void) -> NcclResult,
-}
+pub type Tuner = Table<Init, GetCollInfo>;
 
 /// The function that is called for each collective.
 pub type GetCollInfo = unsafe extern "C" fn(
@@ -33,31 +24,11 @@ pub type GetCollInfo = unsafe extern "C" fn(
     channels: *mut c_int,
 ) -> NcclResult;
 
-// SAFETY: a table is constant, and its name is a constant text.
-unsafe impl Sync for Tuner {}
-
-const _: () = {
-    assert!(size_of::<Tuner>() == 32);
-    assert!(offset_of!(Tuner, init) == 8);
-    assert!(offset_of!(Tuner, get_coll_info) == 16);
-    assert!(offset_of!(Tuner, destroy) == 24);
-};
-
 /// The exported table.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "NCCL's name")]
 pub static ncclTunerPlugin_v4: Tuner =
     Tuner { name: NAME, init, get_coll_info, destroy: super::destroy };
-
-unsafe extern "C" fn init(
-    ranks: usize,
-    nodes: usize,
-    logger: Logger,
-    context: *mut *mut c_void,
-) -> NcclResult {
-    // SAFETY: NCCL passes valid pointers.
-    guard(|| unsafe { super::init(context, ranks, nodes, logger) })
-}
 
 /// Also that of version 5.
 pub(super) unsafe extern "C" fn get_coll_info(
@@ -71,9 +42,10 @@ pub(super) unsafe extern "C" fn get_coll_info(
     _registered: c_int,
     channels: *mut c_int,
 ) -> NcclResult {
-    let costs = costs.cast();
-    let info =
-        CollInfo { context, function, bytes, pipe_ops, costs, algorithms, protocols, channels };
-    // SAFETY: NCCL passes valid pointers.
-    guard(|| unsafe { super::get_coll_info(info) })
+    // SAFETY: by NCCL's contract.
+    unsafe {
+        v3::get_coll_info(
+            context, function, bytes, pipe_ops, costs, algorithms, protocols, channels,
+        )
+    }
 }

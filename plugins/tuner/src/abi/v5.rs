@@ -1,25 +1,17 @@
 //! Version 5: NCCL 2.28 and later. Adds NVLink domains and the constants of NCCL's cost model to `init`;
 //! neither is used.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 
 use regatta_plugin_abi::NcclResult;
 use regatta_plugin_abi::log::Logger;
 
 use super::v4::{GetCollInfo, get_coll_info};
-use super::{NAME, guard};
+use super::{NAME, Table, guard};
 
 /// The table.
-#[repr(C)]
-#[derive(Debug)]
-#[allow(missing_docs, reason = "NCCL's own names")]
-pub struct Tuner {
-    pub name: *const c_char,
-    pub init: Init,
-    pub get_coll_info: GetCollInfo,
-    pub finalize: unsafe extern "C" fn(*mut c_void) -> NcclResult,
-}
+pub type Tuner = Table<Init, GetCollInfo>;
 
 /// The function that opens a communicator.
 pub type Init = unsafe extern "C" fn(
@@ -63,15 +55,8 @@ pub struct Constants {
     pub per_channel_max_nvls_tree_bws: [[f64; SCALES]; GENERATIONS],
 }
 
-// SAFETY: a table is constant, and its name is a constant text.
-unsafe impl Sync for Tuner {}
-
 const _: () = {
     type C = Constants;
-    assert!(size_of::<Tuner>() == 32);
-    assert!(offset_of!(Tuner, init) == 8);
-    assert!(offset_of!(Tuner, get_coll_info) == 16);
-    assert!(offset_of!(Tuner, finalize) == 24);
     assert!(size_of::<NvlDomainInfo>() == 12);
     assert!(offset_of!(NvlDomainInfo, min_ranks) == 4);
     assert!(offset_of!(NvlDomainInfo, max_ranks) == 8);
@@ -89,7 +74,7 @@ const _: () = {
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "NCCL's name")]
 pub static ncclTunerPlugin_v5: Tuner =
-    Tuner { name: NAME, init, get_coll_info, finalize: super::destroy };
+    Tuner { name: NAME, init, get_coll_info, destroy: super::destroy };
 
 unsafe extern "C" fn init(
     context: *mut *mut c_void,

@@ -175,7 +175,7 @@ impl Plugin {
             match self.version {
                 3 => ((*self.table.cast::<v3::Tuner>()).destroy)(context),
                 4 => ((*self.table.cast::<v4::Tuner>()).destroy)(context),
-                _ => ((*self.table.cast::<v5::Tuner>()).finalize)(context),
+                _ => ((*self.table.cast::<v5::Tuner>()).destroy)(context),
             }
         };
         assert_eq!(result, SUCCESS);

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::messages::{CommClosed, Fault, FromRoot, MessageCounts, ToRoot};
+use super::super::messages::{
+    CommClosed, ConnFailure, Fault, FromRoot, MessageCounts, RankStatus, StalledCall, ToRoot,
+};
 use super::{ANSWER_TIMEOUT, FaultCoordinator, Recipient};
 use crate::{CallKind, DType, ReduceOp, Signature};
 
@@ -11,9 +13,19 @@ fn all_reduce(count: u64) -> Signature {
     Signature { kind, dtype, op, root: 0, count, shape: 0 }
 }
 
+fn stalled(
+    comm_id: u64,
+    call: Option<u64>,
+    awaited: &[u32],
+    members: &[u32],
+    timeout_s: Option<u64>,
+) -> ToRoot {
+    let (awaited, members) = (awaited.iter().copied().collect(), members.to_vec());
+    ToRoot::Query { stalled: StalledCall { comm_id, call, awaited, members }, timeout_s }
+}
+
 fn query(call: u64, timeout_s: Option<u64>) -> ToRoot {
-    let (call, awaited, members) = (Some(call), Vec::new(), vec![0, 1, 2]);
-    ToRoot::Query { comm_id: 7, call, awaited, members, timeout_s }
+    stalled(7, Some(call), &[], &[0, 1, 2], timeout_s)
 }
 
 fn timeout(sequence: u64, missing: u32) -> Vec<(Recipient, FromRoot)> {
@@ -36,7 +48,8 @@ fn query_status(answers: &[Answer]) -> Vec<(Recipient, FromRoot)> {
     for (rank, calls, recent_calls) in answers {
         let (calls, recent_calls) = (*calls, recent_calls.clone());
         let (message_counts, waits) = (MessageCounts::default(), Vec::new());
-        let status = ToRoot::Status { query: 1, calls, recent_calls, message_counts, waits };
+        let status = RankStatus { calls, recent_calls, message_counts, waits };
+        let status = ToRoot::Status { query: 1, status };
         root.handle(*rank, status, now);
     }
     root.tick(now + ANSWER_TIMEOUT);
@@ -64,7 +77,7 @@ fn ranks_that_have_not_entered_the_call_or_do_not_answer_are_late() {
 fn status(query: u64, calls: u64, waits: &[(u32, u64)]) -> ToRoot {
     let (recent_calls, message_counts, waits) =
         (Vec::new(), MessageCounts::default(), waits.to_vec());
-    ToRoot::Status { query, calls, recent_calls, message_counts, waits }
+    ToRoot::Status { query, status: RankStatus { calls, recent_calls, message_counts, waits } }
 }
 
 #[test]
@@ -89,8 +102,7 @@ fn the_root_cause_of_a_wait_chain_is_late() {
 fn a_late_message_queries_both_ranks() {
     let now = Instant::now();
     let mut root = FaultCoordinator::default();
-    let (call, awaited, members, timeout_s) = (None, vec![2], vec![], Some(9));
-    root.handle(1, ToRoot::Query { comm_id: 7, call, awaited, members, timeout_s }, now);
+    root.handle(1, stalled(7, None, &[2], &[], Some(9)), now);
     let queried =
         [1, 2].map(|rank| (Recipient::Rank(rank), FromRoot::QueryStatus { query: 1, comm_id: 7 }));
     assert_eq!(root.take_outgoing(), queried);
@@ -106,8 +118,7 @@ fn a_late_message_queries_both_ranks() {
 fn the_awaited_rank_is_late_if_all_have_entered_the_call() {
     let now = Instant::now();
     let mut root = FaultCoordinator::default();
-    let (comm_id, call, members, timeout_s) = (7, Some(3), vec![0, 1, 2], Some(9));
-    root.handle(1, ToRoot::Query { comm_id, call, awaited: vec![0], members, timeout_s }, now);
+    root.handle(1, stalled(7, Some(3), &[0], &[0, 1, 2], Some(9)), now);
     assert_eq!(root.take_outgoing().len(), 3);
     root.handle(0, status(1, 3, &[(2, 9000)]), now);
     root.handle(1, status(1, 3, &[(0, 9000)]), now);
@@ -160,7 +171,7 @@ fn ranks_that_await_a_departed_rank_are_informed() {
 /// A rank could not send to `rank` in a communicator of these members.
 fn conn_failed(comm_id: u64, rank: u32, members: &[u32]) -> ToRoot {
     let (sending, why, members) = (true, "reset".to_owned(), members.to_vec());
-    ToRoot::ConnFailed { comm_id, rank, sending, why, members }
+    ToRoot::ConnFailed(ConnFailure { comm_id, rank, sending, why, members })
 }
 
 fn lost(rank: u32, why: &str) -> Vec<(Recipient, FromRoot)> {
@@ -226,7 +237,8 @@ fn if_the_peer_answers_the_link_is_broken() {
     for (sending, from, to) in [(true, 2, 1), (false, 1, 2)] {
         let mut root = FaultCoordinator::default();
         let (why, members) = ("timed out".to_owned(), vec![1, 2]);
-        root.handle(2, ToRoot::ConnFailed { comm_id: 7, rank: 1, sending, why, members }, now);
+        let failure = ConnFailure { comm_id: 7, rank: 1, sending, why, members };
+        root.handle(2, ToRoot::ConnFailed(failure), now);
         root.tick(now + Duration::from_secs(1));
         assert_eq!(root.take_outgoing().len(), 1);
         root.handle(1, status(1, 3, &[]), now);
@@ -254,8 +266,8 @@ fn a_message_in_flight_for_too_long_identifies_the_broken_link() {
     let answer = |root: &mut FaultCoordinator, query| {
         for (rank, message_counts) in (0..).zip(answers.clone()) {
             let (recent_calls, waits) = (vec![(3, all_reduce(5))], Vec::new());
-            let status = ToRoot::Status { query, calls: 3, recent_calls, message_counts, waits };
-            root.handle(rank, status, now);
+            let status = RankStatus { calls: 3, recent_calls, message_counts, waits };
+            root.handle(rank, ToRoot::Status { query, status }, now);
         }
     };
     answer(&mut root, 1);
@@ -282,8 +294,7 @@ fn a_rank_that_exited_regularly_is_not_lost() {
 fn a_rank_that_exited_before_joining_a_communicator_aborts_it() {
     let now = Instant::now();
     let waits = |root: &mut FaultCoordinator, comm_id| {
-        let (call, awaited, members, timeout_s) = (Some(1), vec![1], vec![], None);
-        root.handle(2, ToRoot::Query { comm_id, call, awaited, members, timeout_s }, now);
+        root.handle(2, stalled(comm_id, Some(1), &[1], &[], None), now);
         root.take_outgoing()
     };
     let sent =

@@ -1,11 +1,13 @@
 //! What a communicator learns from rank 0, and what it reports.
 
+use std::collections::BTreeSet;
 use std::sync::mpsc::Receiver;
 
 use regatta_wire::link::Timing;
 use regatta_wire::secret::Secret;
 
 use super::*;
+use crate::control::messages::StalledCall;
 use crate::control::thread::LocalMessage;
 use crate::control::{CallWatch, FromRoot, StallAction, Wait};
 use crate::{CallKind, DType, ReduceOp};
@@ -115,13 +117,9 @@ fn a_timeout_is_reported_and_fails_unless_rank_0_names_another_cause() {
     assert_eq!(watch.check(0, late), StallAction::Timeout);
     let wait = Wait { call_number: Some(1), awaited: vec![2], call: "a call".to_owned() };
     watch.report(StallAction::Timeout, wait, late);
-    let query = ToRoot::Query {
-        comm_id: 7,
-        call: Some(1),
-        awaited: vec![2],
-        members: vec![0, 1, 2],
-        timeout_s: Some(2),
-    };
+    let (call, awaited, members) = (Some(1), BTreeSet::from([2]), vec![0, 1, 2]);
+    let stalled = StalledCall { comm_id: 7, call, awaited, members };
+    let query = ToRoot::Query { stalled, timeout_s: Some(2) };
     assert!(matches!(sent.try_recv(), Ok(LocalMessage::ToRoot(sent)) if sent == query));
     assert_eq!(monitor.waits().len(), 1);
     assert!(watch.check_suspicion(late, late).is_ok());

@@ -10,8 +10,8 @@ use regatta_wire::reactor::{ConnId, Refusal};
 
 use super::table_server::TableServer;
 use crate::control::coordinator::{FaultCoordinator, Recipient};
-use crate::control::messages::{FromRoot, RankInfo, encode};
-use crate::control::rendezvous::{Rendezvous, RendezvousError};
+use crate::control::messages::{FromRoot, RankInfo, RendezvousError, encode};
+use crate::control::rendezvous::Rendezvous;
 use crate::control::world_table::{WorldTable, children};
 
 /// Time after the deadline of the rendezvous in which all ranks must have the world table.
@@ -116,7 +116,7 @@ impl RootState {
     pub fn register(&mut self, conn: ConnId, size: u32, member: RankInfo) -> Result<(), FromRoot> {
         let rank = member.rank;
         if let Some(error) = &self.failed {
-            return Err(rejected(error));
+            return Err(FromRoot::Rejected(error.clone()));
         }
         let Some(rendezvous) = &mut self.rendezvous else {
             // This rank has left the job and joins the next one, which rank 0 has not begun.
@@ -126,7 +126,7 @@ impl RootState {
             let what =
                 format!("all ranks are connected already; another rank {rank} tried to join");
             let hint = "give every job its own MASTER_PORT".to_owned();
-            return Err(FromRoot::Rejected { what, hint });
+            return Err(FromRoot::Rejected(RendezvousError { what, hint }));
         };
         match rendezvous.register(size, member) {
             Ok(()) => {
@@ -135,7 +135,7 @@ impl RootState {
                 Ok(())
             }
             Err(error) => {
-                let rejected = rejected(&error);
+                let rejected = FromRoot::Rejected(error.clone());
                 self.fail(error);
                 Err(rejected)
             }
@@ -191,17 +191,16 @@ impl RootState {
     }
 
     /// Ends the bootstrap of rank 0 with an error while other ranks receive the world table.
-    fn fail_distribution(&mut self, what: impl FnOnce(&Distribution) -> (String, String)) {
+    fn fail_distribution(&mut self, error: impl FnOnce(&Distribution) -> RendezvousError) {
         if let Some(distribution) = self.distribution.take() {
-            let (what, hint) = what(&distribution);
-            let _ = self.result.send(Err(RendezvousError { what, hint }));
+            let _ = self.result.send(Err(error(&distribution)));
         }
     }
 
     /// Fails the rendezvous and tells all connected ranks.
     fn fail(&mut self, error: RendezvousError) {
         let conns = self.conns.values().copied().collect();
-        self.out.push(Outgoing::to_others(conns, &rejected(&error)));
+        self.out.push(Outgoing::to_others(conns, &FromRoot::Rejected(error.clone())));
         self.rendezvous = None;
         self.failed = Some(error.clone());
         let _ = self.result.send(Err(error));
@@ -211,8 +210,7 @@ impl RootState {
     pub fn connection_closed(&mut self, rank: u32, why: &str) {
         self.conns.remove(&rank);
         if self.rendezvous.is_some() {
-            let (what, hint) = disconnected(rank, why);
-            self.fail(RendezvousError { what, hint });
+            self.fail(disconnected(rank, why));
         } else {
             match self.coordinator.has_shut_down(rank) {
                 true => self.has_table(rank),
@@ -234,7 +232,7 @@ impl RootState {
                 let what = format!(
                     "{missing} ranks did not receive the addresses of all ranks: rank {first}"
                 );
-                (what, format!("see the output of rank {first}"))
+                RendezvousError { what, hint: format!("see the output of rank {first}") }
             });
         }
         self.coordinator.tick(now);
@@ -258,19 +256,15 @@ impl RootState {
 }
 
 /// The error of a rank that exits in the bootstrap, and the hint.
-fn disconnected(rank: u32, why: &str) -> (String, String) {
+fn disconnected(rank: u32, why: &str) -> RendezvousError {
     let what = format!("rank {rank} disconnected during the bootstrap: {why}");
-    (what, format!("see the output of rank {rank}"))
+    RendezvousError { what, hint: format!("see the output of rank {rank}") }
 }
 
 /// The inner ranks of the tree with their children. Those of rank 0 come first.
 fn tree(world_size: u32, fanout: u32) -> impl Iterator<Item = (u32, std::ops::Range<u32>)> {
     let inner = (0..world_size).map(move |parent| (parent, children(parent, world_size, fanout)));
     inner.take_while(|(_, children)| !children.is_empty())
-}
-
-fn rejected(error: &RendezvousError) -> FromRoot {
-    FromRoot::Rejected { what: error.what.clone(), hint: error.hint.clone() }
 }
 
 #[cfg(test)]

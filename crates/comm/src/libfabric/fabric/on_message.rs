@@ -21,7 +21,9 @@ pub enum Source {
 impl Source {
     pub fn bytes(&self) -> &[u8] {
         match self {
-            Self::Bounce(bounce, range) => bounce.bytes().get(range.clone()).unwrap_or_default(),
+            Self::Bounce(bounce, range) => {
+                bounce.buffer.bytes().get(range.clone()).unwrap_or_default()
+            }
             Self::Bytes(bytes) => bytes,
         }
     }
@@ -41,8 +43,8 @@ impl Fabric {
     /// Handles a header. Malformed headers and those of other jobs are dropped.
     pub(super) fn handle_header(&mut self, memory: RequestMemory, length: usize) {
         let RequestMemory::Bounce(bounce) = memory else { return };
-        let length = length.min(bounce.bytes().len());
-        let header = MessageHeader::decode(&bounce.bytes()[..length]);
+        let length = length.min(bounce.buffer.bytes().len());
+        let header = MessageHeader::decode(&bounce.buffer.bytes()[..length]);
         let ranks = self.addresses.len();
         let header = header.filter(|h| h.job == self.pool.job && (h.from as usize) < ranks);
         let eager = Source::Bounce(bounce, MESSAGE_HEADER_BYTES..length);

@@ -15,7 +15,7 @@ use super::{Gpu, NcclConfig, NcclEngine, Vendor};
 use crate::gpu_runtime::{MEMCPY_DEFAULT, Stream};
 use crate::{
     Buffer, CallKind, Collectives, Comm, CommError, Communicator, Counts, DType, Event, OwnedCall,
-    ReduceOp, Result, in_process, shm,
+    ReduceOp, Result, in_process, one_node,
 };
 
 /// One rank on a simulated device.
@@ -52,7 +52,7 @@ fn run_ranks<R: Send + 'static>(
         });
         result
     };
-    let results: Vec<_> = shm::world(ranks).unwrap().into_iter().map(spawn).collect();
+    let results: Vec<_> = one_node::world(ranks).into_iter().map(spawn).collect();
     // A call that waits forever would leave its thread behind.
     let limit = Duration::from_secs(60);
     let received = results.into_iter().map(|result| result.recv_timeout(limit));

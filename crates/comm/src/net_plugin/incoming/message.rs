@@ -1,7 +1,8 @@
 //! A large message that is being received.
 
 use crate::matching::Envelope;
-use crate::net_plugin::connection::{Connection, Region, Request, RequestMemory};
+use crate::net_plugin::chunks::Chunks;
+use crate::net_plugin::connection::{Connection, Request, RequestMemory};
 use crate::net_plugin::peer::LinkResult;
 use crate::net_plugin::table::NetError;
 use crate::network::UserRecv;
@@ -22,17 +23,9 @@ pub fn ending_bytes(whole: usize) -> usize {
 
 /// A large message that is cleared to send.
 pub struct IncomingMessage {
-    envelope: Envelope,
     chunk_bytes: usize,
     pub destination: Destination,
-    /// The registration of the user memory.
-    region: Option<Region>,
-    /// Bytes for which receives are posted.
-    pub at: usize,
-    /// Chunks in flight.
-    in_flight: usize,
-    /// Those of them that are written to user memory.
-    direct: usize,
+    pub chunks: Chunks,
     /// Whether the message is unexpected, so that its credit is due when it has arrived.
     pub is_unexpected: bool,
 }
@@ -40,61 +33,39 @@ pub struct IncomingMessage {
 impl IncomingMessage {
     pub fn new(envelope: Envelope, chunk_bytes: usize, destination: Destination) -> Self {
         let is_unexpected = matches!(destination, Destination::Unexpected(..));
-        let (region, at, in_flight, direct) = (None, 0, 0, 0);
-        Self { envelope, chunk_bytes, destination, region, at, in_flight, direct, is_unexpected }
-    }
-
-    pub fn comm_id(&self) -> u64 {
-        self.envelope.key.comm_id
-    }
-
-    pub fn length(&self) -> usize {
-        self.envelope.length as usize
+        Self { chunk_bytes, destination, chunks: Chunks::new(envelope), is_unexpected }
     }
 
     /// Posts the receive of the next chunk: into user memory if it is only copied, else into a bounce
     /// buffer. Returns false if the plug-in cannot take it now.
     pub fn post_chunk(&mut self, id: u64, connection: &mut Connection) -> LinkResult<bool> {
-        let (at, length, comm_id) = (self.at, self.length(), self.comm_id());
+        let (at, chunks) = (self.chunks.at, &mut self.chunks);
+        let length = chunks.length();
         let size = self.chunk_bytes.min(length - at);
         let direct = match &mut self.destination {
             Destination::User(recv) => recv.buffer.direct(0, length),
             _ => None,
         };
         let memory = match direct.filter(|all| all.len() == length) {
-            Some(all) => {
-                let region = match self.region {
-                    Some(region) => region,
-                    None => *self.region.insert(connection.register(all)?),
-                };
-                let start = all[at..].as_mut_ptr();
-                RequestMemory::User { start, region, comm_id }
-            }
+            Some(all) => chunks.user_memory(all, connection)?,
             None => RequestMemory::Bounce(connection.bounce_buffer()?),
         };
-        let is_direct = matches!(memory, RequestMemory::User { .. });
+        let request = Request { memory, message: id, at, size };
         // SAFETY: user memory is valid until the message completes or is cancelled, which waits for it.
-        if !unsafe { connection.post(Request { memory, message: id, at, size }) }? {
-            return Ok(false);
-        }
-        self.at += size;
-        self.in_flight += 1;
-        self.direct += usize::from(is_direct);
-        Ok(true)
+        Ok(unsafe { chunks.post(request, size, connection) }?)
     }
 
     /// A chunk has arrived, with this many bytes.
     pub fn received(&mut self, chunk: &Request, size: usize) -> LinkResult {
         let Request { memory, at, size: expected, .. } = chunk;
-        self.in_flight -= 1;
-        self.direct -= usize::from(matches!(memory, RequestMemory::User { .. }));
+        self.chunks.completed(chunk);
         if size == ending_bytes(*expected) {
             self.destination = Destination::Nowhere;
         } else if size != *expected {
             return Err(format!("the net plug-in reported {size} bytes of a chunk of {expected}"));
         }
         let RequestMemory::Bounce(bounce) = memory else { return Ok(()) };
-        let bytes = &bounce.bytes()[..size.min(bounce.bytes().len())];
+        let bytes = &bounce.buffer.bytes()[..size.min(bounce.buffer.bytes().len())];
         match &mut self.destination {
             Destination::User(recv) => recv.buffer.write(*at, bytes),
             Destination::Unexpected(_, into) => into[*at..*at + size].copy_from_slice(bytes),
@@ -106,14 +77,6 @@ impl IncomingMessage {
     /// Ends the registration once the user memory is no longer written.
     pub fn release_memory(&mut self, connection: &mut Connection) -> Result<(), NetError> {
         let is_cancelled = matches!(self.destination, Destination::Nowhere);
-        let is_unused = self.direct == 0 && (is_cancelled || self.is_done());
-        match self.region.take_if(|_| is_unused) {
-            Some(region) => connection.deregister(region),
-            None => Ok(()),
-        }
-    }
-
-    pub fn is_done(&self) -> bool {
-        self.at == self.length() && self.in_flight == 0
+        self.chunks.release_memory(is_cancelled, connection)
     }
 }

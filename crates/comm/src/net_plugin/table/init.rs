@@ -64,7 +64,7 @@ impl Net {
                 let (mut context, mut config) = (null_mut(), CommConfig { traffic_class: -1 });
                 // SAFETY: all pointers are valid during the call.
                 let result = unsafe {
-                    (table.init)(&mut context, comm_id, &mut config, logger(), profiler())
+                    (table.functions.init)(&mut context, comm_id, &mut config, logger(), profiler())
                 };
                 net.check("init", result)?;
                 (net.context, net.has_context) = (context, true);
@@ -99,7 +99,7 @@ impl Net {
                 Table::V8(table) => (table.get_properties)(device, &mut old),
                 Table::V9(table) => (table.get_properties)(device, common),
                 Table::V10(table) => (table.get_properties)(device, common),
-                Table::V11(table) => (table.get_properties)(device, &mut new),
+                Table::V11(table) => (table.functions.get_properties)(device, &mut new),
             }
         };
         self.check("getProperties", result)?;

@@ -13,8 +13,6 @@ mod multi_leader;
 mod power_of_two;
 mod recursive_doubling;
 mod ring;
-#[cfg(test)]
-mod tests;
 mod two_level;
 
 use std::ops::Range;
@@ -118,17 +116,6 @@ pub fn program(
     let mut program = build(&RankContext { ranks, rank, root, nodes })?;
     program.rounds.retain(|round| !round.is_empty());
     Some(program)
-}
-
-/// The programs of all ranks.
-pub fn programs(
-    kind: CallKind,
-    algorithm: Algorithm,
-    ranks: u32,
-    root: u32,
-    nodes: &[u32],
-) -> Option<Vec<Program>> {
-    (0..ranks).map(|rank| program(kind, algorithm, ranks, rank, root, nodes)).collect()
 }
 
 fn builder(kind: CallKind, algorithm: Algorithm) -> Option<Builder> {

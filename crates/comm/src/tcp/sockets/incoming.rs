@@ -6,8 +6,9 @@ use std::collections::{HashMap, VecDeque};
 use std::net::TcpStream;
 use std::sync::{Arc, Mutex};
 
+use super::PeerQueue;
 use super::reader::{PendingStripe, ReadBuffer, ReadResult, ReadStatus, Reader};
-use super::{PeerQueue, lock};
+use crate::locks::lock;
 use crate::matching::MatchResult;
 use crate::network::{Report, SharedState, UserRecv, alloc_unexpected};
 use crate::tcp::frame::{HEADER_BYTES, Header, stripe};

@@ -5,21 +5,22 @@ mod scenarios;
 
 use std::time::Duration;
 
-use regatta_comm::shm::{self, ShmConfig};
+use regatta_comm::shm::CHUNK_BYTES;
 use regatta_comm::{
     Buffer, Collectives, Comm, CommError, Communicator, DType, OwnedCall, ReduceOp, Result,
 };
+use regatta_testbed::one_node;
 use rustix::thread::CpuSet;
 
 use crate::suite;
 
 fn world(ranks: u32) -> Vec<Communicator> {
-    shm::world(ranks).unwrap()
+    one_node::world(ranks)
 }
 
 /// Minimal slots, so that everything takes many rounds.
 fn world_with_small_slots(ranks: u32) -> Vec<Communicator> {
-    shm::world_with(ranks, ShmConfig { chunk_bytes: 1, ..ShmConfig::default() }).unwrap()
+    one_node::world_with(ranks, 1, |_| {})
 }
 
 #[test]
@@ -33,8 +34,7 @@ fn collectives_match_the_reference() {
 fn small_slots_and_debug_mode_match_the_reference() {
     suite::all_collectives(&[1, 2, 3, 5], &[4099, 20_011, 33_333], world_with_small_slots);
     suite::edge_cases(world_with_small_slots);
-    let config = ShmConfig { debug: true, ..ShmConfig::default() };
-    let debug = |ranks| shm::world_with(ranks, config).unwrap();
+    let debug = |ranks| one_node::world_with(ranks, CHUNK_BYTES, |config| config.debug = true);
     suite::all_collectives(&[2, 3], &[0, 9, 5000], debug);
     suite::edge_cases(debug);
 }
@@ -42,8 +42,9 @@ fn small_slots_and_debug_mode_match_the_reference() {
 #[test]
 fn long_payloads_match_the_reference_with_and_without_reads_of_memory() {
     for cross_memory in [Some(true), Some(false)] {
-        let config = ShmConfig { cross_memory, ..ShmConfig::default() };
-        let world = |ranks| shm::world_with(ranks, config).unwrap();
+        let world = |ranks| {
+            one_node::world_with(ranks, CHUNK_BYTES, |config| config.cross_memory = cross_memory)
+        };
         suite::all_collectives(&[2, 3], &[140_001], world);
         suite::all_collectives(&[9], &[33_001], world);
     }
@@ -154,7 +155,7 @@ fn zero_copy_reductions_are_bit_identical_to_copied_ones() {
 /// A world whose timeout is long enough that the start order does not matter.
 fn with_timeout(ranks: u32) -> Vec<Communicator> {
     let desync_after = Duration::from_secs(2);
-    shm::world_with(ranks, ShmConfig { desync_after, ..ShmConfig::default() }).unwrap()
+    one_node::world_with(ranks, CHUNK_BYTES, |config| config.desync_after = desync_after)
 }
 
 fn errors(world: Vec<Communicator>, work: impl Fn(&Communicator) -> Result + Sync) -> Vec<String> {

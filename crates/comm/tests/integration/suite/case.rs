@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use half::{bf16, f16};
-use regatta_comm::reference::{all_to_all_v, expected_outputs, float};
 use regatta_comm::{Buffer, Call, CallKind, Comm, Counts, DType, OwnedCall, Pending, ReduceOp};
+use regatta_testbed::reference::{all_to_all_v, expected_outputs, float};
 
 use super::{in_parallel, on_all_ranks};
 

@@ -87,7 +87,7 @@ impl Io {
 
     /// Handles what happened to connections.
     pub fn poll_connections(&mut self) -> FiResult {
-        if !self.endpoint.is_connection_oriented() {
+        if !self.endpoint.info.is_connection_oriented {
             return Ok(());
         }
         for _ in 0..MAX_EVENTS {

@@ -141,7 +141,7 @@ impl Io {
         let start = memory.0.cast();
         let region = endpoint.register(Memory::host(start, memory.0.len()), false)?;
         let own = if can_flush { Some(endpoint.insert_address(own_address)?) } else { None };
-        let recvs = match endpoint.is_connection_oriented() {
+        let recvs = match endpoint.info.is_connection_oriented {
             true => 0,
             false => CONTROL_RECVS.min(endpoint.info.rx_size / 2).max(1),
         };
@@ -203,7 +203,7 @@ impl Io {
                 self.post_connected(connection, true, buffer, data(0))
             }
             Action::Send { to, buffer, tag } => self.post_data(to, buffer, tag, data(0)),
-            Action::Receive { buffer, .. } if self.endpoint.is_connection_oriented() => {
+            Action::Receive { buffer, .. } if self.endpoint.info.is_connection_oriented => {
                 self.post_connected(connection, false, buffer, data(0))
             }
             Action::Receive { buffer, tag, index } => {
@@ -326,7 +326,7 @@ impl Io {
             Operation::Data { connection, .. } => self.events.push(match why {
                 Some(why) => Event::Failed { connection, why },
                 // So the provider ends what is posted when the peer has closed the connection.
-                None if self.endpoint.is_connection_oriented() => Event::Closed { connection },
+                None if self.endpoint.info.is_connection_oriented => Event::Closed { connection },
                 None => Event::Failed { connection, why: "an operation was cancelled".to_owned() },
             }),
         }

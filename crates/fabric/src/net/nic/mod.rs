@@ -154,7 +154,9 @@ impl Nic {
         }
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         if options.has_thread {
-            start_thread(engine.clone())?;
+            let engine = engine.clone();
+            let spawned = spawn(move || engine.run());
+            spawned.map_err(|error| format!("cannot start a thread: {error}"))?;
         }
         Ok(Arc::new(Self {
             info,
@@ -233,7 +235,7 @@ impl Nic {
         let _guard = enter().ok_or("the process exits")?;
         let mut io = self.engine.io();
         self.engine.state().check()?;
-        let address = match io.endpoint.is_connection_oriented() {
+        let address = match io.endpoint.info.is_connection_oriented {
             true => self.connect_ep(&mut io, connection, peer).map(|()| None),
             false => io.address(&peer.address).map(Some),
         };
@@ -280,11 +282,6 @@ impl Drop for Nic {
     fn drop(&mut self) {
         self.engine.stop();
     }
-}
-
-/// Starts the thread of an endpoint.
-fn start_thread(engine: Arc<Engine>) -> NetResult {
-    spawn(move || engine.run()).map_err(|error| format!("cannot start a thread: {error}"))
 }
 
 /// Starts a thread without signals, which are for the threads of the host program.

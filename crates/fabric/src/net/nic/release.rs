@@ -43,7 +43,7 @@ impl Connection {
         let engine = &self.nic.engine;
         let mut io = engine.io();
         engine.state().drop_work(self.id);
-        if io.endpoint.is_connection_oriented() {
+        if io.endpoint.info.is_connection_oriented {
             let why = match io.close_connected(self.id) {
                 Ok(true) => return,
                 Ok(false) => "the provider did not close the endpoint of a connection".to_owned(),

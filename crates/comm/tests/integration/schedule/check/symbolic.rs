@@ -3,9 +3,9 @@
 use super::rank_buffers::{RankBuffers, SymbolicValue};
 use super::rank_set::RankSet;
 use super::{CheckError, Defect, ScheduledMessage, ScheduledMessages, wrong};
-use crate::CallKind;
-use crate::schedule::BufferKind::{Input, Output, Scratch};
-use crate::schedule::{BlockRange, Program, ProgramStep};
+use regatta_comm::CallKind;
+use regatta_comm::schedule::BufferKind::{Input, Output, Scratch};
+use regatta_comm::schedule::{BlockRange, Program, ProgramStep};
 
 /// Execution state of a rank.
 struct SymbolicRank<'a> {

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use super::rank_buffers::RankBuffers;
 use super::{CheckError, Defect, wrong};
-use crate::CallKind;
-use crate::schedule::BufferKind::{self, Input, Output};
-use crate::schedule::{BlockRange, Program, ProgramStep, Round};
+use regatta_comm::CallKind;
+use regatta_comm::schedule::BufferKind::{self, Input, Output};
+use regatta_comm::schedule::{BlockRange, Program, ProgramStep, Round};
 
 pub(super) fn check(kind: CallKind, root: u32, programs: &[Program]) -> Result<(), CheckError> {
     let ranks = programs.len() as u32;

@@ -9,13 +9,12 @@ mod rank_buffers;
 mod rank_set;
 mod rounds;
 mod symbolic;
-#[cfg(test)]
 mod tests;
 
 pub(super) use matching::{ScheduledMessage, ScheduledMessages};
 
-use super::{BufferKind, Program};
-use crate::CallKind;
+use regatta_comm::CallKind;
+use regatta_comm::schedule::{BufferKind, Program};
 
 /// A defect in a program.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -31,7 +30,6 @@ pub struct CheckError {
 
 /// A defect of a program.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum Defect {
     /// Ranks cut their buffers differently.
     #[error("block layout differs from rank 0")]
@@ -40,16 +38,16 @@ pub enum Defect {
     #[error("invalid peer: rank {peer}")]
     InvalidPeer { peer: u32 },
     /// An access to a block that this buffer does not have, or a write to the input.
-    #[error("block {block} of the {buffer} cannot be {used}")]
+    #[error("block {block} of the {buffer:?} cannot be {used}")]
     InvalidBlock { buffer: BufferKind, block: u32, used: &'static str },
     /// Source and destination of a copy differ in length.
     #[error("copy of {from} blocks to {to} blocks")]
     CopyLength { from: usize, to: usize },
     /// Two steps of a round write the same block.
-    #[error("two steps write block {block} of the {buffer}")]
+    #[error("two steps write block {block} of the {buffer:?}")]
     WrittenTwice { buffer: BufferKind, block: u32 },
     /// A step reads a block that another step of the round writes.
-    #[error("block {block} of the {buffer} is read and written in the same round")]
+    #[error("block {block} of the {buffer:?} is read and written in the same round")]
     ReadWhileWritten { buffer: BufferKind, block: u32 },
     /// A send without a matching receive.
     #[error("the send to rank {to} has no matching receive")]
@@ -64,16 +62,16 @@ pub enum Defect {
     #[error("deadlock: waits for rank {peer}, which waits in its round {peer_round}")]
     Deadlock { peer: u32, peer_round: usize },
     /// A read of a block that was never written.
-    #[error("block {block} of the {buffer} is read before it is written")]
+    #[error("block {block} of the {buffer:?} is read before it is written")]
     Uninitialized { buffer: BufferKind, block: u32 },
     /// A read of an input block that is already overwritten in an in-place call.
     #[error("block {block} of the input is read after it was overwritten in place")]
     Overwritten { block: u32 },
     /// A contribution is reduced into a block twice.
-    #[error("block {block} of the {buffer} counts the contribution of rank {of} twice")]
+    #[error("block {block} of the {buffer:?} counts the contribution of rank {of} twice")]
     DuplicateContribution { buffer: BufferKind, block: u32, of: u32 },
     /// A block receives data of another block.
-    #[error("block {block} of the {buffer} receives data of block {from_block}")]
+    #[error("block {block} of the {buffer:?} receives data of block {from_block}")]
     WrongBlock { buffer: BufferKind, block: u32, from_block: u32 },
     /// A wrong result.
     #[error("at the end block {block} of the output holds {holds} instead of {wanted}")]
@@ -81,16 +79,6 @@ pub enum Defect {
     /// A rank leaves a barrier before all ranks have entered it.
     #[error("leaves the barrier after only {seen} entered it")]
     EarlyBarrierExit { seen: String },
-}
-
-impl std::fmt::Display for BufferKind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Input => "input",
-            Self::Output => "output",
-            Self::Scratch => "scratch",
-        })
-    }
 }
 
 /// Verifies that the programs, one per rank, implement the collective: in place and out of place,

@@ -4,11 +4,12 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::comm::split_order;
-use crate::engine::{AbortFn, BoxEngine, Engine, HasFailedFn, all_gather_split_args};
-use crate::error::Peer;
+use regatta_comm::comm::split_order;
+use regatta_comm::engine::{AbortFn, BoxEngine, Engine, HasFailedFn, all_gather_split_args};
+use regatta_comm::error::Peer;
+use regatta_comm::{Call, CallKind, CommError, Communicator, Counts, Result, Signature};
+
 use crate::reference::{all_to_all_v, expected_outputs};
-use crate::{Call, CallKind, CommError, Communicator, Counts, Result, Signature};
 
 /// The state shared by all ranks.
 struct World {
@@ -53,7 +54,7 @@ pub fn world(size: u32) -> Vec<Communicator> {
 }
 
 /// The engines of `size` ranks.
-pub(crate) fn engines(size: u32) -> Vec<BoxEngine> {
+pub fn engines(size: u32) -> Vec<BoxEngine> {
     let world = Arc::new(World::new(size as usize));
     let rank = |rank| Box::new(InProcessEngine { rank, world: world.clone() }) as BoxEngine;
     (0..size).map(rank).collect()
@@ -155,7 +156,7 @@ impl InProcessEngine {
         let bytes = state.messages.get_mut(&key).map(|m| m.remove(0)).unwrap_or_default();
         if bytes.len() != call.output.len() {
             let what = format!("received {} bytes, expected {}", bytes.len(), call.output.len());
-            return Err(CommError::invalid_call(call.kind.name(), what));
+            return Err(CommError::InvalidCall { call: call.kind.name(), what });
         }
         call.output.copy_from_slice(&bytes);
         Ok(())

@@ -1,7 +1,7 @@
 //! Matches sends with receives; messages between two ranks match in order.
 
 use super::{CheckError, Defect, wrong};
-use crate::schedule::{Program, ProgramStep};
+use regatta_comm::schedule::{Program, ProgramStep};
 
 /// A send or a receive.
 #[derive(Debug, Clone, Copy)]

@@ -9,7 +9,9 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
 use super::check::{CheckError, Defect, ScheduledMessage, ScheduledMessages};
-use super::{BlockRange, Program, ProgramStep};
+use super::programs;
+use regatta_comm::CallKind;
+use regatta_comm::schedule::{Algorithm, BlockRange, Program, ProgramStep, equal_block};
 
 /// Parameters of a link.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -231,113 +233,105 @@ impl Simulation<'_> {
     }
 }
 
-#[cfg(test)]
-pub(super) mod tests {
-    use super::*;
-    use crate::CallKind;
-    use crate::schedule::algorithm::{Algorithm, programs};
-    use crate::schedule::equal_block;
+/// The cost of a collective on a buffer of `bytes` bytes, over all ranks.
+pub fn cost(kind: CallKind, by: Algorithm, bytes: usize, nodes: &[u32]) -> SimulatedCost {
+    let ranks = nodes.len() as u32;
+    let programs = programs(kind, by, ranks, 0, nodes).unwrap();
+    let count = programs[0].blocks.count(ranks);
+    let size = |index| equal_block(bytes, count, index).len() as u64;
+    let sizes: Vec<u64> = (0..count).map(size).collect();
+    simulate(&programs, &sizes, &MachineModel::typical(nodes.to_vec())).unwrap()
+}
 
-    /// The cost of a collective on a buffer of `bytes` bytes, over all ranks.
-    pub fn cost(kind: CallKind, by: Algorithm, bytes: usize, nodes: &[u32]) -> SimulatedCost {
-        let ranks = nodes.len() as u32;
-        let programs = programs(kind, by, ranks, 0, nodes).unwrap();
-        let count = programs[0].blocks.count(ranks);
-        let size = |index| equal_block(bytes, count, index).len() as u64;
-        let sizes: Vec<u64> = (0..count).map(size).collect();
-        simulate(&programs, &sizes, &MachineModel::typical(nodes.to_vec())).unwrap()
-    }
+fn sent(kind: CallKind, by: Algorithm, ranks: u32, bytes: usize) -> Vec<u64> {
+    cost(kind, by, bytes, &vec![0; ranks as usize]).bytes_sent
+}
 
-    fn sent(kind: CallKind, by: Algorithm, ranks: u32, bytes: usize) -> Vec<u64> {
-        cost(kind, by, bytes, &vec![0; ranks as usize]).bytes_sent
-    }
-
-    #[test]
-    fn bytes_sent_match_the_textbook_formulas() {
-        use Algorithm::*;
-        use CallKind::*;
-        for n in [2u32, 3, 8, 13, 64, 100] {
-            let (part, others) = (480, u64::from(n - 1));
-            let bytes = part * u64::from(n);
-            // Bytes sent by each rank.
-            let each = [
-                (AllReduce, Ring, 2 * others * part),
-                (ReduceScatter, Ring, others * part),
-                (AllGather, Ring, others * part),
-                (AllReduce, Dissemination, 2 * others * part),
-                (ReduceScatter, Dissemination, others * part),
-                (AllToAll, Pairwise, others * part),
-                (AllToAll, Direct, others * part),
-                (AllReduce, RecursiveDoubling, u64::from(n.ilog2()) * bytes),
-                (AllReduce, HalvingDoubling, 2 * others * part),
-            ];
-            let folds = |by| [RecursiveDoubling, HalvingDoubling].contains(&by);
-            for (kind, by, expected) in each {
-                if n.is_power_of_two() || !folds(by) {
-                    assert_eq!(sent(kind, by, n, bytes as usize), vec![expected; n as usize]);
-                }
-            }
-            // Bytes sent by all ranks.
-            let trees = [BinomialTree, DoubleBinaryTree].into_iter().flat_map(|tree| {
-                let twice = (AllReduce, tree, 2 * others * bytes);
-                [(Broadcast, tree, others * bytes), (Reduce, tree, others * bytes), twice]
-            });
-            for (kind, by, expected) in trees.chain([(Gather, Direct, others * part)]) {
-                let total = sent(kind, by, n, bytes as usize).into_iter().sum::<u64>();
-                assert_eq!(total, expected, "{kind} by {by}, {n} ranks");
+#[test]
+fn bytes_sent_match_the_textbook_formulas() {
+    use Algorithm::*;
+    use CallKind::*;
+    for n in [2u32, 3, 8, 13, 64, 100] {
+        let (part, others) = (480, u64::from(n - 1));
+        let bytes = part * u64::from(n);
+        // Bytes sent by each rank.
+        let each = [
+            (AllReduce, Ring, 2 * others * part),
+            (ReduceScatter, Ring, others * part),
+            (AllGather, Ring, others * part),
+            (AllReduce, Dissemination, 2 * others * part),
+            (ReduceScatter, Dissemination, others * part),
+            (AllToAll, Pairwise, others * part),
+            (AllToAll, Direct, others * part),
+            (AllReduce, RecursiveDoubling, u64::from(n.ilog2()) * bytes),
+            (AllReduce, HalvingDoubling, 2 * others * part),
+        ];
+        let folds = |by| [RecursiveDoubling, HalvingDoubling].contains(&by);
+        for (kind, by, expected) in each {
+            if n.is_power_of_two() || !folds(by) {
+                assert_eq!(sent(kind, by, n, bytes as usize), vec![expected; n as usize]);
             }
         }
-    }
-
-    #[test]
-    fn double_binary_tree_balances_the_load() {
-        for n in [3, 8, 13, 64] {
-            let most = |kind| {
-                let sent = sent(kind, Algorithm::DoubleBinaryTree, n, 8000);
-                sent.into_iter().max().unwrap()
-            };
-            assert!(most(CallKind::Broadcast) <= 8000);
-            assert!(most(CallKind::AllReduce) <= 16000);
+        // Bytes sent by all ranks.
+        let trees = [BinomialTree, DoubleBinaryTree].into_iter().flat_map(|tree| {
+            let twice = (AllReduce, tree, 2 * others * bytes);
+            [(Broadcast, tree, others * bytes), (Reduce, tree, others * bytes), twice]
+        });
+        for (kind, by, expected) in trees.chain([(Gather, Direct, others * part)]) {
+            let total = sent(kind, by, n, bytes as usize).into_iter().sum::<u64>();
+            assert_eq!(total, expected, "{kind} by {by}, {n} ranks");
         }
     }
+}
 
-    #[test]
-    fn ring_wins_for_large_and_recursive_doubling_for_small_buffers() {
-        let nodes: Vec<u32> = (0..16).collect();
-        let seconds = |by, bytes| cost(CallKind::AllReduce, by, bytes, &nodes).seconds;
-        let (ring, doubling) = (Algorithm::Ring, Algorithm::RecursiveDoubling);
-        assert!(seconds(ring, 64) > 3.0 * seconds(doubling, 64));
-        assert!(seconds(ring, 64 << 20) < 0.6 * seconds(doubling, 64 << 20));
+#[test]
+fn double_binary_tree_balances_the_load() {
+    for n in [3, 8, 13, 64] {
+        let most = |kind| {
+            let sent = sent(kind, Algorithm::DoubleBinaryTree, n, 8000);
+            sent.into_iter().max().unwrap()
+        };
+        assert!(most(CallKind::Broadcast) <= 8000);
+        assert!(most(CallKind::AllReduce) <= 16000);
     }
+}
 
-    #[test]
-    fn two_level_algorithms_beat_flat_ones_on_several_nodes() {
-        let nodes: Vec<u32> = (0..64).map(|rank| rank % 8).collect();
-        let seconds = |by, bytes| cost(CallKind::AllReduce, by, bytes, &nodes).seconds;
-        let (small, large) = (1 << 14, 64 << 20);
-        assert!(seconds(Algorithm::TwoLevel, small) < seconds(Algorithm::RecursiveDoubling, small));
-        assert!(seconds(Algorithm::MultiLeader, large) < seconds(Algorithm::Ring, large));
-    }
+#[test]
+fn ring_wins_for_large_and_recursive_doubling_for_small_buffers() {
+    let nodes: Vec<u32> = (0..16).collect();
+    let seconds = |by, bytes| cost(CallKind::AllReduce, by, bytes, &nodes).seconds;
+    let (ring, doubling) = (Algorithm::Ring, Algorithm::RecursiveDoubling);
+    assert!(seconds(ring, 64) > 3.0 * seconds(doubling, 64));
+    assert!(seconds(ring, 64 << 20) < 0.6 * seconds(doubling, 64 << 20));
+}
 
-    #[test]
-    fn single_message_costs_latency_overhead_and_bandwidth() {
-        let nodes = [0, 1];
-        let machine = MachineModel::typical(nodes.to_vec());
-        let got = cost(CallKind::Broadcast, Algorithm::BinomialTree, 12_000_000, &nodes);
-        let expected = machine.inter_node.latency_s + 2.0 * machine.inter_node.overhead_s + 1e-3;
-        assert!((got.seconds - expected).abs() < 1e-9, "{got:?}");
-        assert_eq!(got.bytes_sent, [12_000_000, 0]);
-    }
+#[test]
+fn two_level_algorithms_beat_flat_ones_on_several_nodes() {
+    let nodes: Vec<u32> = (0..64).map(|rank| rank % 8).collect();
+    let seconds = |by, bytes| cost(CallKind::AllReduce, by, bytes, &nodes).seconds;
+    let (small, large) = (1 << 14, 64 << 20);
+    assert!(seconds(Algorithm::TwoLevel, small) < seconds(Algorithm::RecursiveDoubling, small));
+    assert!(seconds(Algorithm::MultiLeader, large) < seconds(Algorithm::Ring, large));
+}
 
-    #[test]
-    fn deadlocks_are_rejected() {
-        // Both receive before they send.
-        let mut programs = programs(CallKind::AllGather, Algorithm::Ring, 2, 0, &[]).unwrap();
-        for program in &mut programs {
-            let steps = program.rounds.pop().unwrap();
-            program.rounds = steps.into_iter().rev().map(|step| vec![step]).collect();
-        }
-        let sizes = [8; 2];
-        assert!(simulate(&programs, &sizes, &MachineModel::typical(Vec::new())).is_err());
+#[test]
+fn single_message_costs_latency_overhead_and_bandwidth() {
+    let nodes = [0, 1];
+    let machine = MachineModel::typical(nodes.to_vec());
+    let got = cost(CallKind::Broadcast, Algorithm::BinomialTree, 12_000_000, &nodes);
+    let expected = machine.inter_node.latency_s + 2.0 * machine.inter_node.overhead_s + 1e-3;
+    assert!((got.seconds - expected).abs() < 1e-9, "{got:?}");
+    assert_eq!(got.bytes_sent, [12_000_000, 0]);
+}
+
+#[test]
+fn deadlocks_are_rejected() {
+    // Both receive before they send.
+    let mut programs = programs(CallKind::AllGather, Algorithm::Ring, 2, 0, &[]).unwrap();
+    for program in &mut programs {
+        let steps = program.rounds.pop().unwrap();
+        program.rounds = steps.into_iter().rev().map(|step| vec![step]).collect();
     }
+    let sizes = [8; 2];
+    assert!(simulate(&programs, &sizes, &MachineModel::typical(Vec::new())).is_err());
 }

@@ -3,9 +3,9 @@
 
 use half::{bf16, f16};
 
-use crate::{CallKind, Counts, DType, ReduceOp};
+use regatta_comm::{CallKind, Counts, DType, ReduceOp};
 
-/// The output of each rank. `inputs` follow the table at [`crate::Call`]; for a broadcast, the root's
+/// The output of each rank. `inputs` follow the table at [`regatta_comm::Call`]; for a broadcast, the root's
 /// input is its data. For per-pair counts see [`all_to_all_v`].
 pub fn expected_outputs(
     kind: CallKind,
@@ -151,9 +151,9 @@ fn each<V, const N: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dtype::bytes_of;
+    use regatta_comm::dtype::bytes_of;
 
-    fn of<T: crate::Element>(rows: &[&[T]]) -> Vec<Vec<u8>> {
+    fn of<T: regatta_comm::Element>(rows: &[&[T]]) -> Vec<Vec<u8>> {
         rows.iter().map(|r| bytes_of(r).to_vec()).collect()
     }
 

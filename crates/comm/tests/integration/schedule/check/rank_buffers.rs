@@ -1,11 +1,11 @@
 //! Which blocks a rank's buffers have, what they hold initially and what the output must hold at
-//! the end, following the table at [`crate::schedule`].
+//! the end, following the table at [`regatta_comm::schedule`].
 
 use std::ops::Range;
 
 use super::rank_set::RankSet;
-use crate::CallKind;
-use crate::schedule::BufferKind::{self, Input, Output, Scratch};
+use regatta_comm::CallKind;
+use regatta_comm::schedule::BufferKind::{self, Input, Output, Scratch};
 
 /// Symbolic content of a block: contributions of a set of ranks to one block of the result.
 #[derive(Debug, Clone, PartialEq, Eq)]

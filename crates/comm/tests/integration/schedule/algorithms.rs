@@ -1,7 +1,10 @@
 //! Checks every algorithm for many rank counts.
 
-use super::*;
-use crate::schedule::check::check;
+use regatta_comm::CallKind;
+use regatta_comm::schedule::{Algorithm, program};
+
+use super::check::check;
+use super::programs;
 
 /// Checks the programs of an algorithm, if it implements the collective.
 fn check_programs(kind: CallKind, algorithm: Algorithm, ranks: u32, root: u32, nodes: &[u32]) {
