@@ -7,7 +7,7 @@ use regatta_launch::config::JobConfig;
 use regatta_predict::cost::rank_cost;
 use regatta_predict::layout::ParallelLayout;
 use regatta_predict::shape::ModelShape;
-use regatta_train::config::{Config, DeviceKind};
+use regatta_train::config::Config;
 use regatta_train::data::{self, DataDirs, Sampler};
 
 use super::rank::data_spec;
@@ -64,13 +64,6 @@ fn check_memory(
     let options = config.cost_options();
     let memory = |rank| Ok(rank_cost(shape, plan, options, rank)?.memory);
     let memory = (0..ranks).map(memory).collect::<Result<Vec<_>>>()?;
-    if config.train.device == Some(DeviceKind::Gpu) {
-        let needs = memory.iter().map(|memory| config.host_need(plan, memory));
-        let entries: Vec<_> = needs.clone().map(|need| need.entry(&limits)).collect();
-        return Ok((0..)
-            .zip(needs)
-            .try_for_each(|(rank, need)| need.check((rank, &host), &limits, &entries))?);
-    }
     let needs = memory.iter().map(|memory| config.memory_need(plan, memory));
     let entries: Vec<_> = needs.clone().map(|need| need.entry(&limits)).collect();
     Ok((0..)

@@ -11,7 +11,7 @@ use regatta_launch::channel::RankEnd;
 use regatta_model::result::STOPPED_EARLY;
 use regatta_predict::cost::rank_cost;
 use regatta_predict::memory_check::MemoryEntry;
-use regatta_train::config::{Config, DeviceKind};
+use regatta_train::config::Config;
 use regatta_train::data::{self, DataDirs, DataSpec, Dataset};
 use regatta_train::metrics::{EndReason, Event};
 use regatta_train::training::{self, TrainingSetup};
@@ -186,22 +186,10 @@ fn check_memory(config: &Config, vocab_size: usize, comm: &dyn Comm) -> Result<(
     let memory = rank_cost(&shape, &plan, config.cost_options(), comm.rank() as usize)?.memory;
     let (rank, host) = (comm.rank(), comm.peer(comm.rank()).host);
     let limits = memory_limits(&host);
-    match config.train.device {
-        // The device checks its own memory.
-        Some(DeviceKind::Gpu) => {
-            let need = config.host_need(&plan, &memory);
-            let all = exchange_entries(need.entry(&limits), comm)?;
-            if config.train.check_memory {
-                need.check((rank, &host), &limits, &all)?;
-            }
-        }
-        Some(DeviceKind::Cpu) | None => {
-            let need = config.memory_need(&plan, &memory);
-            let all = exchange_entries(need.entry(&limits), comm)?;
-            if config.train.check_memory {
-                need.check((rank, &host), &limits, &all)?;
-            }
-        }
+    let need = config.memory_need(&plan, &memory);
+    let all = exchange_entries(need.entry(&limits), comm)?;
+    if config.train.check_memory {
+        need.check((rank, &host), &limits, &all)?;
     }
     Ok(comm.barrier()?)
 }

@@ -175,7 +175,7 @@ fn the_predicted_checkpoint_copy_is_what_ranks_write() {
             let shards = owned_shards(&engine);
             let written: usize = shards.iter().map(|s| 4 * s.meta.slice.len(&s.meta.shape)).sum();
             let memory = rank_cost(&shape, &plan, CostOptions::new(4, false), rank).unwrap().memory;
-            let predicted = config.memory_need(&plan, &memory).checkpoint as usize;
+            let predicted = config.memory_need(&plan, &memory).checkpoint() as usize;
             // Parameters replicated over the tensor-parallel group are written by one of its ranks, a table
             // that two stages have by one of them.
             let off = written.abs_diff(predicted);
@@ -188,7 +188,7 @@ fn the_predicted_checkpoint_copy_is_what_ranks_write() {
         let config = resolve(None, args).unwrap().config;
         let optimizer = StateBytes { resident: 800, transient: 0 };
         let memory = MemoryBytes { optimizer, ..MemoryBytes::default() };
-        config.memory_need(&config.validate(2).unwrap(), &memory).checkpoint
+        config.memory_need(&config.validate(2).unwrap(), &memory).checkpoint()
     };
     assert_eq!(footprint(&[]), 600);
     assert_eq!(footprint(&["zero=1"]), 1200);
