@@ -39,7 +39,7 @@ pub fn check(config: &Config, launch: &JobConfig, discovery: &Discovery) -> Resu
 /// in the memory check.
 pub fn measure_data(config: &Config) -> Result<(usize, u64)> {
     let dirs = DataDirs::of(|name| std::env::var_os(name));
-    let dataset = data::open(&data::prepare(&data_spec(config), &dirs)?)?;
+    let dataset = data::open(&data_spec(config), &dirs)?;
     Ok((dataset.tokenizer.vocab_size(), dataset.train.len()))
 }
 

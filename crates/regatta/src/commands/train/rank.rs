@@ -170,7 +170,7 @@ pub fn open_device(
 pub fn open_dataset(config: &Config, comm: &dyn Comm) -> Result<Dataset> {
     let (spec, dirs) = (data_spec(config), DataDirs::of(|name| std::env::var_os(name)));
     let host = comm.peer(comm.rank()).host;
-    let open = || data::open(&data::prepare(&spec, &dirs)?);
+    let open = || data::open(&spec, &dirs);
     let is_first = (0..comm.rank()).all(|rank| comm.peer(rank).host != host);
     let dataset = is_first.then(open).transpose()?;
     dataset.as_ref().map_or(Ok(()), Dataset::verify)?;
