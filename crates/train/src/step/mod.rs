@@ -1,5 +1,6 @@
 //! One training step: forward, backward, gradient reduction, optimizer update.
 
+mod captured;
 mod chunk;
 mod device_model;
 mod device_timings;
