@@ -29,8 +29,8 @@ use regatta_comm::{Collectives, Comm, ReduceOp};
 use checkpointing::CheckpointManager;
 pub use error::{Result, TrainError};
 use gpu_memory::GpuMemoryPeak;
-use report::{FinishedStep, Throughput};
-pub use start::resume_own_run;
+use report::Throughput;
+pub use start::{check_agreement, resume_own_run};
 use step_stats::StepStats;
 use usage::{Counters, Usage};
 
@@ -38,7 +38,7 @@ use crate::checkpoint::StateTensor;
 use crate::config::{self, Config, OptimizerKind};
 use crate::data::{Batch, DataLoader, Dataset, Prefetcher, Sampler, sampler};
 use crate::lr_schedule::LrSchedule;
-use crate::metrics::{EndReason, Event};
+use crate::metrics::{EndReason, Event, StepMetrics, StepSeconds};
 use crate::run_clock;
 use crate::step::{self, Engine, MicroBatch, OptimizerStep, StepError};
 use regatta_device::ops::{Device, SCALAR_DTYPE};
@@ -195,17 +195,22 @@ impl TrainingLoop {
         if !is_last && is_due(self.done, self.config.checkpoint.interval) {
             self.start_checkpoint(emit)?;
         }
-        let metrics = self.throughput.metrics(FinishedStep {
+        let seconds = StepSeconds {
+            step: run_clock::elapsed(start).as_secs_f64(),
+            checkpoint: run_clock::elapsed(checkpoint_start).as_secs_f64(),
+            ..StepSeconds::default()
+        };
+        let finished = StepMetrics {
             step: self.done,
             tokens: self.tokens,
             loss,
             lr: self.schedule.at(self.done - 1),
             grad_norm: result.grad_norm,
-            stats: &stats,
-            total: run_clock::elapsed(start),
-            checkpoint: run_clock::elapsed(checkpoint_start),
+            seconds,
             gpu_memory: self.gpu_memory.sample(&*self.engine.device_model.device),
-        });
+            ..StepMetrics::default()
+        };
+        let metrics = self.throughput.metrics(finished, &stats);
         emit(Event::Step(Box::new(metrics)));
         // The last validation runs after the last checkpoint, because an interrupted run may be killed soon.
         if !is_last && is_due(self.done, self.config.train.eval_interval) {
