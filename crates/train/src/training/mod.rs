@@ -162,7 +162,8 @@ impl TrainingLoop {
         let batches = data.take(self.plan.micro_batches).collect::<Result<Vec<Batch>, _>>()?;
         let data_time = run_clock::elapsed(start);
         let first = self.engine.groups.coord.dp * self.plan.batch_per_replica;
-        let micros = (first..).step_by(self.plan.micro_batch).zip(&batches).map(micro);
+        let micros = (first..).step_by(self.plan.micro_batch).zip(&batches);
+        let micros = micros.map(|(first, batch)| MicroBatch::of(batch, first as u64));
         let before = Counters::of(&self.engine);
         let (step, micro_batches) = (self.done + 1, self.plan.micro_batches);
         let mut reported = start;
@@ -325,9 +326,4 @@ impl TrainingLoop {
 /// Whether an action with this interval is due after `done` steps; 0 means never.
 fn is_due(done: u64, interval: u64) -> bool {
     interval != 0 && done.is_multiple_of(interval)
-}
-
-fn micro((first, batch): (usize, &Batch)) -> MicroBatch<'_> {
-    let Batch { inputs, targets, batch, .. } = batch;
-    MicroBatch { inputs, targets, batch: *batch, first_sequence: first as u64 }
 }
