@@ -88,7 +88,7 @@ impl TrainingLoop {
             for skipped in &found.skipped {
                 emit(Event::Note(format!("skipped damaged checkpoint {skipped}")));
             }
-            manager.iter_mut().for_each(|manager| manager.writer.mark_damaged(&found.damaged));
+            manager.iter_mut().for_each(|manager| manager.writer.mark_damaged(&found.skipped));
             training.restore(&found.checkpoint)?;
             let from = found.checkpoint.folder().display();
             emit(Event::Note(format!("resumed after step {done} from {from}")));
