@@ -11,10 +11,10 @@ mod run;
 mod sizes;
 mod spread;
 
-pub use case::MemoryKind;
+pub use case::{CallSpec, MemoryKind};
 pub use event::{BenchEvent, BenchProgress};
 pub use measure::IterationCounts;
-pub use run::{RankAverage, RunConfig, run};
+pub use run::{RankAverage, RunConfig, measure_call, run};
 pub use sizes::{SizeRange, parse_size};
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ mod checkpointing;
 mod error;
 pub mod evaluate;
 mod finish;
-mod gather;
+pub mod gather;
 pub mod gemm_peak;
 mod gpu_memory;
 pub mod gpu_micro_batch;
@@ -125,13 +125,12 @@ struct TrainingLoop {
 }
 
 impl TrainingLoop {
-    /// Runs the remaining steps, or until interrupted, and finishes the run.
+    /// Trains to the last step, or until interrupted, and finishes the run.
     fn train_to_end(
         &mut self,
         stop: &dyn Fn() -> bool,
         emit: &mut dyn FnMut(Event),
     ) -> Result<EndReason> {
-        let mut data = self.prefetch_data()?;
         let steps = self.config.train.steps;
         if self.done >= steps {
             emit(Event::Note(format!(
@@ -140,6 +139,19 @@ impl TrainingLoop {
                 self.done
             )));
         }
+        let reason = self.train_steps(stop, emit)?;
+        self.finish(reason, emit)?;
+        Ok(reason)
+    }
+
+    /// Runs the remaining steps, or until interrupted.
+    fn train_steps(
+        &mut self,
+        stop: &dyn Fn() -> bool,
+        emit: &mut dyn FnMut(Event),
+    ) -> Result<EndReason> {
+        let mut data = self.prefetch_data()?;
+        let steps = self.config.train.steps;
         let mut reason = EndReason::Completed;
         while self.done < steps && reason == EndReason::Completed {
             // A signal during the last step does not stop the run early.
@@ -147,7 +159,6 @@ impl TrainingLoop {
                 reason = EndReason::Interrupted;
             }
         }
-        self.finish(reason, emit)?;
         Ok(reason)
     }
 

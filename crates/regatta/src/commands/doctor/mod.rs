@@ -21,7 +21,7 @@ use crate::commands::launch::LaunchOptions;
 use crate::commands::self_launch::LaunchRequest;
 use crate::options::{at_least, positive};
 use crate::output;
-pub use render::render;
+pub use render::{render, style};
 
 /// `regatta doctor`.
 #[derive(Debug, Args)]

@@ -61,26 +61,12 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
     let (device, size_note) =
         open_device(&mut config, &dataset, threads, &folder, &*comm).inspect_err(abort)?;
     let gemm_flops_per_second = device.measure_gemm_peak(&*comm).inspect_err(abort)?;
-    let device_comm = device.device_comm(&*comm).inspect_err(abort)?;
-    let kernels = device.kernels(&config, comm.size() as usize);
     let vocab_size = config.shape(dataset.tokenizer.vocab_size())?.vocab_size;
     let notes = unused_gpu.into_iter().chain(size_note).chain(device.notes(vocab_size));
     let notes: Vec<String> = notes.collect();
     let trace = gpu_trace::path(rank).filter(|_| device.start_trace());
-    let setup = TrainingSetup {
-        config,
-        name: task.name.clone(),
-        comm,
-        device_comm,
-        device: device.into_device(),
-        threads,
-        kernels,
-        gemm_flops_per_second,
-        dataset,
-        folder: folder.clone(),
-        run: run_id(),
-        require_checkpoint: task.require_checkpoint(),
-    };
+    let setup = setup(task, config, comm.clone(), dataset, device, folder.clone());
+    let setup = TrainingSetup { gemm_flops_per_second, ..setup.inspect_err(abort)? };
     // Installed only now: before there is any state to save, a signal ends the process at once.
     let stop = stop_flag()?;
     let stop = || stop.load(Ordering::Relaxed);
@@ -115,7 +101,7 @@ fn is_restart() -> bool {
 }
 
 /// The ID of the run, the same after a restart.
-pub fn run_id() -> String {
+fn run_id() -> String {
     std::env::var("TORCHELASTIC_RUN_ID").unwrap_or_default()
 }
 
@@ -164,6 +150,31 @@ pub fn open_device(
     let device = ComputeDevice::open(config, threads, comm)?;
     let note = device.fit_memory(config, vocab_size, run_folder, comm)?;
     Ok((device, note))
+}
+
+/// A run on an opened device. Collective if it is a GPU.
+pub fn setup(
+    task: &TrainTask,
+    config: Config,
+    comm: Arc<dyn Comm>,
+    dataset: Dataset,
+    device: ComputeDevice,
+    folder: PathBuf,
+) -> Result<TrainingSetup> {
+    Ok(TrainingSetup {
+        name: task.name.clone(),
+        device_comm: device.device_comm(&*comm)?,
+        threads: threads(&config),
+        kernels: device.kernels(&config, comm.size() as usize),
+        gemm_flops_per_second: 0.0,
+        device: device.into_device(),
+        run: run_id(),
+        require_checkpoint: task.require_checkpoint(),
+        config,
+        comm,
+        dataset,
+        folder,
+    })
 }
 
 /// Opens the dataset. The first rank of each node tokenizes and verifies it while the others wait.

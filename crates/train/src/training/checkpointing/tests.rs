@@ -79,7 +79,8 @@ fn save(shape: &ModelShape, mesh: Mesh, folder: &Path) -> Checkpoint {
         let mut engine = engine(shape, mesh, rank);
         let blocks = engine.device_model.model.blocks.clone();
         for range in OwnedShards::of(&engine).all(&blocks) {
-            put(&mut engine, (range.block, range.kind), range.start(), &expected(&range)).unwrap();
+            let (state, start) = (&mut engine.state, range.start());
+            state.write_elements(range.block, range.kind, start, &expected(&range)).unwrap();
         }
         let shards = owned_shards(&engine);
         let metas = shards.iter().map(|shard| shard.meta.clone()).collect();
@@ -101,7 +102,8 @@ fn read(shape: &ModelShape, mesh: Mesh, saved: &Checkpoint) {
         let blocks = engine.device_model.model.blocks.clone();
         for range in OwnedShards::of(&engine).all(&blocks) {
             let mut read = vec![0.0; range.range.len()];
-            fetch(&mut engine, (range.block, range.kind), range.start(), &mut read).unwrap();
+            let (state, start) = (&mut engine.state, range.start());
+            state.read_elements(range.block, range.kind, start, &mut read).unwrap();
             assert_eq!(read, expected(&range), "rank {rank}: {}", range.parameter.name);
         }
     }
