@@ -6,27 +6,35 @@ use thiserror::Error;
 use crate::cost::MemoryBytes;
 use crate::layout::ParallelLayout;
 
-/// Minimum memory of a rank in bytes.
+/// Minimum host memory of a rank in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MemoryNeed {
-    /// Parameters, gradients and optimizer state.
-    pub state: u64,
-    /// Saved activations and workspace.
-    pub activations: u64,
-    /// Copy of parameters and optimizer state that a background checkpoint writes.
-    pub checkpoint: u64,
+pub enum MemoryNeed {
+    /// Of a rank on CPUs.
+    Cpu {
+        /// Parameters, gradients and optimizer state.
+        state: u64,
+        /// Saved activations and workspace.
+        activations: u64,
+        /// Copy of parameters and optimizer state that a background checkpoint writes.
+        checkpoint: u64,
+    },
+    /// Of a rank with a GPU.
+    Gpu {
+        /// Pinned memory for offloaded state.
+        pinned: u64,
+        /// Copy of parameters and optimizer state that a background checkpoint writes.
+        checkpoint: u64,
+    },
 }
 
 impl MemoryNeed {
-    /// By the cost model, without checkpoints.
-    pub fn new(memory: &MemoryBytes) -> Self {
-        let activations = memory.activations + memory.workspace;
-        Self { state: memory.state(), activations, checkpoint: 0 }
-    }
-
-    /// With the copy of a background checkpoint.
-    pub fn with_checkpoint(self, checkpoint: u64) -> Self {
-        Self { checkpoint, ..self }
+    /// By the cost model, with the copy of a background checkpoint.
+    pub fn new(memory: &MemoryBytes, checkpoint: u64, on_gpu: bool) -> Self {
+        let (state, activations) = (memory.state(), memory.activations + memory.workspace);
+        match on_gpu {
+            true => Self::Gpu { pinned: memory.pinned, checkpoint },
+            false => Self::Cpu { state, activations, checkpoint },
+        }
     }
 
     /// Bytes of the copy that a background checkpoint writes.
@@ -37,17 +45,27 @@ impl MemoryNeed {
         memory.optimizer.resident / 2 * 3 / replicas
     }
 
-    fn total(&self) -> u64 {
-        self.state.saturating_add(self.activations).saturating_add(self.checkpoint)
+    /// The part of a background checkpoint.
+    pub fn checkpoint(&self) -> u64 {
+        let (Self::Cpu { checkpoint, .. } | Self::Gpu { checkpoint, .. }) = self;
+        *checkpoint
     }
 
-    fn if_checkpoint(&self, text: impl Fn(String) -> String) -> String {
-        if self.checkpoint == 0 { String::new() } else { text(format_memory(self.checkpoint)) }
+    fn total(&self) -> u64 {
+        match self {
+            Self::Cpu { state, activations, checkpoint } => {
+                state.saturating_add(*activations).saturating_add(*checkpoint)
+            }
+            Self::Gpu { pinned, checkpoint } => pinned.saturating_add(*checkpoint),
+        }
     }
 
     /// This rank's entry of the all-gather that precedes the check.
     pub fn entry(&self, limits: &[MemoryLimit]) -> MemoryEntry {
-        entry(self.total(), limits)
+        let mut entry = [0; ENTRY_LEN];
+        entry[0] = self.total();
+        entry[1..].iter_mut().zip(limits).for_each(|(id, limit)| *id = limit.id);
+        entry
     }
 
     /// Checks that all ranks under each of the limits of this rank, `rank` on `host`, fit, given the entries
@@ -62,61 +80,50 @@ impl MemoryNeed {
             Err(InsufficientMemory { rank, host: host.to_owned(), own: *self, exceeded })
         })
     }
-}
 
-/// Host memory that a rank with a GPU needs, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HostNeed {
-    /// Pinned memory for offloaded state.
-    pub pinned: u64,
-    /// Copy of parameters and optimizer state that a background checkpoint writes.
-    pub checkpoint: u64,
-}
-
-impl HostNeed {
-    fn total(&self) -> u64 {
-        self.pinned.saturating_add(self.checkpoint)
-    }
-
-    /// This rank's entry of the all-gather that precedes the check.
-    pub fn entry(&self, limits: &[MemoryLimit]) -> MemoryEntry {
-        entry(self.total(), limits)
-    }
-
-    /// As [`MemoryNeed::check`].
-    pub fn check(
-        &self,
-        (rank, host): (u32, &str),
-        limits: &[MemoryLimit],
-        all: &[MemoryEntry],
-    ) -> Result<(), InsufficientHostMemory> {
-        exceeded_limit(limits, all).map_or(Ok(()), |exceeded| {
-            Err(InsufficientHostMemory { rank, host: host.to_owned(), own: *self, exceeded })
-        })
+    /// The memory that is too small.
+    fn memory(&self) -> &'static str {
+        if matches!(self, Self::Cpu { .. }) { "memory" } else { "host memory" }
     }
 
     /// What the memory is for, and how to need less of it.
-    fn uses_and_fixes(&self) -> (String, String) {
-        let [pinned, checkpoint] = [self.pinned, self.checkpoint].map(format_memory);
-        let uses = [
-            (self.pinned, format!("{pinned} of pinned memory for offloaded state")),
-            (self.checkpoint, format!("{checkpoint} for the copy of a background checkpoint")),
-        ];
-        let fixes = [
-            (self.pinned, "offload less or to disk (offload.optimizer, offload.parameters)"),
-            (self.checkpoint, "set checkpoint.interval=0 (no checkpoints)"),
-        ];
-        let uses = uses.into_iter().filter(|(bytes, _)| *bytes > 0).map(|(_, text)| text);
-        let fixes = fixes.into_iter().filter(|(bytes, _)| *bytes > 0).map(|(_, text)| text);
-        (uses.collect::<Vec<_>>().join(" and "), fixes.collect::<Vec<_>>().join(", "))
+    fn uses_and_fixes(&self, ranks: usize) -> String {
+        let checkpoint = format_memory(self.checkpoint());
+        let if_checkpoint = |text: String| if self.checkpoint() > 0 { text } else { String::new() };
+        match self {
+            Self::Cpu { state, activations, .. } => format!(
+                "{} for parameters, gradients and optimizer state, {}and {} for activations. Reduce the \
+                 model (model.num_layers, model.hidden_size, model.vocab_size) or train.micro_batch, set \
+                 train.recompute=true, shard (parallel.zero, parallel.tp, parallel.pp), {}{}or offload \
+                 (offload.optimizer, offload.parameters)",
+                format_memory(*state),
+                if_checkpoint(format!("{checkpoint} for background checkpoints, ")),
+                format_memory(*activations),
+                if_checkpoint(format!(
+                    "set checkpoint.interval=0 (no checkpoints; saves {checkpoint} per rank), "
+                )),
+                if ranks == 1 { "" } else { "use fewer ranks per node, " },
+            ),
+            Self::Gpu { pinned, .. } => {
+                let size = format_memory(*pinned);
+                let pinned = (*pinned > 0).then(|| {
+                    let fix = "offload less or to disk (offload.optimizer, offload.parameters)";
+                    (format!("{size} of pinned memory for offloaded state"), fix)
+                });
+                let copy = (self.checkpoint() > 0).then(|| {
+                    let fix = "set checkpoint.interval=0 (no checkpoints)";
+                    (format!("{checkpoint} for the copy of a background checkpoint"), fix)
+                });
+                let (uses, fixes): (Vec<_>, Vec<_>) = pinned.into_iter().chain(copy).unzip();
+                format!(
+                    "{}. To need less, {}, shard the state over more nodes (parallel.zero), or use \
+                     fewer ranks per node",
+                    uses.join(" and "),
+                    fixes.join(", ")
+                )
+            }
+        }
     }
-}
-
-fn entry(bytes: u64, limits: &[MemoryLimit]) -> MemoryEntry {
-    let mut entry = [0; ENTRY_LEN];
-    entry[0] = bytes;
-    entry[1..].iter_mut().zip(limits).for_each(|(id, limit)| *id = limit.id);
-    entry
 }
 
 /// A memory limit that its ranks exceed.
@@ -172,15 +179,8 @@ pub type MemoryEntry = [u64; ENTRY_LEN];
 /// A training run that does not fit in memory.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "not enough memory on {host}: {exceeded}. Rank {rank} needs {} for \
-     parameters, gradients and optimizer state, {}and {} for activations. Reduce the model \
-     (model.num_layers, model.hidden_size, model.vocab_size) or train.micro_batch, set \
-     train.recompute=true, shard (parallel.zero, parallel.tp, parallel.pp), {}{}or offload \
-     (offload.optimizer, offload.parameters). train.check_memory=false skips this check",
-    format_memory(own.state), own.if_checkpoint(|size| format!("{size} for background checkpoints, ")),
-    format_memory(own.activations),
-    own.if_checkpoint(|size| format!("set checkpoint.interval=0 (no checkpoints; saves {size} per rank), ")),
-    if exceeded.ranks == 1 { "" } else { "use fewer ranks per node, " }
+    "not enough {} on {host}: {exceeded}. Rank {rank} needs {}. train.check_memory=false skips this check",
+    own.memory(), own.uses_and_fixes(exceeded.ranks)
 )]
 pub struct InsufficientMemory {
     /// The rank that reports it.
@@ -189,25 +189,6 @@ pub struct InsufficientMemory {
     pub host: String,
     /// What the reporting rank needs.
     pub own: MemoryNeed,
-    /// The limit.
-    pub exceeded: ExceededLimit,
-}
-
-/// A training run on GPUs that does not fit in host memory.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error(
-    "not enough host memory on {host}: {exceeded}. Rank {rank} needs {}. To need less, {}, shard the \
-     state over more nodes (parallel.zero), or use fewer ranks per node. train.check_memory=false skips \
-     this check",
-    own.uses_and_fixes().0, own.uses_and_fixes().1
-)]
-pub struct InsufficientHostMemory {
-    /// The rank that reports it.
-    pub rank: u32,
-    /// Its host.
-    pub host: String,
-    /// What the reporting rank needs.
-    pub own: HostNeed,
     /// The limit.
     pub exceeded: ExceededLimit,
 }
@@ -224,8 +205,9 @@ mod tests {
 
     #[test]
     fn insufficient_memory_names_host_rank_sizes_and_keys() {
-        let need = MemoryNeed { state: 2 << 30, activations: 1 << 29, checkpoint: 0 }
-            .with_checkpoint(1 << 30);
+        let with_checkpoint =
+            |checkpoint| MemoryNeed::Cpu { state: 2 << 30, activations: 1 << 29, checkpoint };
+        let need = with_checkpoint(1 << 30);
         let check = |free| {
             let node = [limit(1, free)];
             need.check(RANK, &node, &[need.entry(&node); 2])
@@ -241,7 +223,7 @@ mod tests {
         ] {
             assert!(error.contains(part), "{part}: {error}");
         }
-        let single = need.with_checkpoint(0);
+        let single = with_checkpoint(0);
         let error = single.check(RANK, &[limit(1, 0)], &[single.entry(&[limit(1, 0)])]);
         let error = error.unwrap_err().to_string();
         for part in [
@@ -251,15 +233,15 @@ mod tests {
             assert!(error.contains(part), "{part}: {error}");
         }
         // Sums saturate.
-        let max = MemoryNeed { state: u64::MAX, activations: u64::MAX, checkpoint: u64::MAX };
+        let max = MemoryNeed::Cpu { state: u64::MAX, activations: u64::MAX, checkpoint: u64::MAX };
         let node = [limit(1, u64::MAX - 1)];
         assert!(max.check(RANK, &node, &[max.entry(&node); 2]).is_err());
     }
 
     #[test]
     fn insufficient_host_memory_of_gpu_runs_names_host_rank_sizes_and_keys() {
-        let pinned = HostNeed { pinned: 3 << 30, checkpoint: 0 };
-        let checkpoint = HostNeed { pinned: 0, checkpoint: 3 << 30 };
+        let pinned = MemoryNeed::Gpu { pinned: 3 << 30, checkpoint: 0 };
+        let checkpoint = MemoryNeed::Gpu { pinned: 0, checkpoint: 3 << 30 };
         let cases = [
             (
                 pinned,
@@ -280,7 +262,7 @@ mod tests {
             }
         }
         // Both count.
-        let both = HostNeed { pinned: 3 << 30, checkpoint: 3 << 30 };
+        let both = MemoryNeed::Gpu { pinned: 3 << 30, checkpoint: 3 << 30 };
         let error = both.check(RANK, &node, &[both.entry(&node)]).unwrap_err().to_string();
         assert!(error.contains("state and 3.0 GiB for the copy"), "{error}");
         assert!(error.contains("offload.parameters), set checkpoint.interval=0"), "{error}");
@@ -288,7 +270,7 @@ mod tests {
 
     #[test]
     fn each_limit_counts_the_ranks_under_it() {
-        let need = MemoryNeed { state: 50, activations: 10, checkpoint: 0 };
+        let need = MemoryNeed::Cpu { state: 50, activations: 10, checkpoint: 0 };
         let (node, own, other) = (limit(1, 200), limit(2, 70), limit(3, 70));
         let (mine, theirs) = ([node.clone(), own.clone()], [node.clone(), other.clone()]);
         // One control group per rank, on one node.
@@ -304,7 +286,7 @@ mod tests {
         let elsewhere = need.entry(&[limit(9, 0)]);
         assert_eq!(need.check(RANK, &mine, &[need.entry(&mine), elsewhere]), Ok(()));
         // Each rank counts with its own need.
-        let large = MemoryNeed { state: 150, activations: 0, checkpoint: 0 };
+        let large = MemoryNeed::Cpu { state: 150, activations: 0, checkpoint: 0 };
         assert!(need.check(RANK, &mine, &[need.entry(&mine), large.entry(&theirs)]).is_err());
         // More nested limits than an entry holds.
         let deep: Vec<MemoryLimit> = (1..100).map(|id| limit(id, 60)).collect();

@@ -5,11 +5,8 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use crate::checkpoint::huggingface::{self, HuggingFaceError};
-use crate::checkpoint::{
-    Checkpoint, CheckpointError, MANIFEST, Skipped, StateTensor, TensorSlice, latest_valid,
-};
+use crate::checkpoint::{self, Checkpoint, CheckpointError, Skipped, StateTensor, TensorSlice};
 use crate::config::Config;
-use crate::run_paths;
 use crate::training::TOKENIZER;
 use regatta_device::ops::Device;
 use regatta_device::tensor::Tensor;
@@ -63,12 +60,7 @@ pub fn load(folder: &Path, device: &dyn Device) -> Result<Loaded, LoadError> {
     if folder.join("config.json").is_file() {
         return from_hugging_face(folder, device);
     }
-    match Checkpoint::open(folder) {
-        Ok(checkpoint) => return from_checkpoint(&checkpoint, device),
-        Err(error) if folder.join(MANIFEST).exists() => return Err(error.into()),
-        Err(_) => {}
-    }
-    let (checkpoint, skipped) = latest_valid(&run_paths::find_checkpoint_dir(folder))?;
+    let (checkpoint, skipped) = checkpoint::find(folder)?;
     let Some(checkpoint) = checkpoint else {
         let why = skipped.iter().flat_map(|skipped| &skipped.why).map(ToString::to_string);
         let (folder, why) = (folder.to_owned(), why.collect::<Vec<_>>().join("; "));

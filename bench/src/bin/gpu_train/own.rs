@@ -65,10 +65,8 @@ impl Trainer {
 
     /// Peak memory of parameters, gradients, optimizer state and activations.
     pub fn state_and_activation_bytes(&self) -> u64 {
-        let state = self.engine.state.memory();
-        let state = [state.parameters, state.gradients, state.moments];
-        let state: usize = state.iter().map(|memory| memory.peak()).sum();
-        (state + self.engine.device_model.activation_bytes()) as u64
+        let activations = self.engine.device_model.activation_bytes();
+        self.engine.state.memory().state() + activations as u64
     }
 
     /// Memory of the GPU that is in use, by this process and others.

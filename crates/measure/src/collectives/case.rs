@@ -23,9 +23,13 @@ pub enum MemoryKind {
 /// The call to measure.
 #[derive(Debug, Clone)]
 pub struct CallSpec {
+    /// The operation.
     pub operation: Operation,
+    /// Type of the elements.
     pub dtype: DType,
+    /// The reduction, if the operation reduces.
     pub op: ReduceOp,
+    /// Root rank, if the operation has one.
     pub root: u32,
     /// Element count passed to the call, as nccl-tests counts.
     pub count: usize,

@@ -155,11 +155,11 @@ impl RankTimes {
     }
 }
 
-/// Runs the check iterations and returns the wrong elements of all ranks.
+/// Runs the check iterations and returns the wrong elements of each rank; `None` without iterations.
 pub fn check(
     case: &mut CollectiveCase<'_>,
     iterations: &IterationCounts,
-) -> CommResult<Option<u64>> {
+) -> CommResult<Option<Vec<u64>>> {
     if iterations.check == 0 {
         return Ok(None);
     }
@@ -169,7 +169,7 @@ pub fn check(
         case.run(1)?;
         wrong += case.count_wrong()?;
     }
-    let mut all = [i64::try_from(wrong).unwrap_or(i64::MAX / i64::from(case.comm.size()))];
-    case.comm.all_reduce(&mut all, ReduceOp::Sum)?;
-    Ok(Some(all[0].unsigned_abs()))
+    let mut all = vec![0i64; case.comm.size() as usize];
+    case.comm.all_gather(&[i64::try_from(wrong).unwrap_or(i64::MAX)], &mut all)?;
+    Ok(Some(all.into_iter().map(i64::unsigned_abs).collect()))
 }

@@ -11,10 +11,10 @@ mod run;
 mod sizes;
 mod spread;
 
-pub use case::{MemoryKind, operations};
+pub use case::{CallSpec, MemoryKind, operations};
 pub use event::{BenchEvent, BenchProgress};
 pub use measure::{IterationCounts, RankAverage};
-pub use run::{RunConfig, run};
+pub use run::{RunConfig, measure_call, run};
 pub use sizes::{SizeRange, parse_size};
 
 #[cfg(test)]

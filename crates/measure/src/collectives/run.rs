@@ -122,18 +122,31 @@ fn row(comm: &dyn Comm, config: &RunConfig, spec: &TableSpec, size: u64) -> Comm
         }
         let (operation, root, count) = (operation.clone(), config.root, count as usize);
         let call = CallSpec { operation, dtype, op, root, count, in_place };
-        let mut case = CollectiveCase::new(comm, call, config.memory)?;
-        let queued = config.memory == MemoryKind::Device;
-        let timed = measure(&mut case, &config.iterations, queued)?;
-        let rooted = kind(&spec.operation).is_some_and(CallKind::has_root);
-        let default = if rooted && !queued { RankAverage::Max } else { RankAverage::Avg };
-        let average = config.average.unwrap_or(default);
-        let measured = timed.reduce_over_ranks(comm, &spec.operation, size_bytes, average)?;
-        let wrong = check(&mut case, &config.iterations)?;
-        Ok(Some(Measurement { wrong, ..measured }))
+        measure_call(comm, config, call, size_bytes).map(|(measured, _)| Some(measured))
     };
     let (out_of_place, in_place) = (one(false)?, one(true)?);
     Ok(BenchRow { size_bytes, count: Some(count), out_of_place, in_place, line: None })
+}
+
+/// Measures one call with the memory, iterations and average of `config`. Also returns the wrong elements of
+/// each rank, none if no results are checked.
+pub fn measure_call(
+    comm: &dyn Comm,
+    config: &RunConfig,
+    call: CallSpec,
+    size_bytes: u64,
+) -> CommResult<(Measurement, Vec<u64>)> {
+    let operation = call.operation.clone();
+    let mut case = CollectiveCase::new(comm, call, config.memory)?;
+    let queued = config.memory == MemoryKind::Device;
+    let timed = measure(&mut case, &config.iterations, queued)?;
+    let rooted = kind(&operation).is_some_and(CallKind::has_root);
+    let default = if rooted && !queued { RankAverage::Max } else { RankAverage::Avg };
+    let average = config.average.unwrap_or(default);
+    let measured = timed.reduce_over_ranks(comm, &operation, size_bytes, average)?;
+    let by_rank = check(&mut case, &config.iterations)?;
+    let wrong = by_rank.as_ref().map(|ranks| ranks.iter().copied().fold(0, u64::saturating_add));
+    Ok((Measurement { wrong, ..measured }, by_rank.unwrap_or_default()))
 }
 
 #[cfg(test)]

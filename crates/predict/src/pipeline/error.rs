@@ -46,11 +46,3 @@ pub enum ScheduleError {
     )]
     TooLarge { stages: usize, chunks: usize, micro_batches: usize, max: usize },
 }
-
-/// An unknown schedule name.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown pipeline schedule {name:?}; valid names: {}", ScheduleKind::ALL.map(ScheduleKind::name).join(", "))]
-pub struct UnknownSchedule {
-    /// The name.
-    pub name: String,
-}

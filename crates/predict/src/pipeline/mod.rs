@@ -24,7 +24,7 @@ mod tests;
 
 pub use balance::{balance, block_costs};
 pub use check::{ScheduleFault, check};
-pub use error::{ScheduleError, UnknownSchedule};
+pub use error::ScheduleError;
 pub use schedules::ScheduleKind;
 pub use simulate::{ChunkCosts, SimulateError, Timeline, simulate};
 pub use stage::{PipelineSize, Stage, StageError};

@@ -295,13 +295,3 @@ fn invalid_sizes_are_refused_with_valid_ones() {
         assert!(error.contains(expected), "{error}");
     }
 }
-
-#[test]
-fn schedule_names_round_trip() {
-    for kind in ScheduleKind::ALL {
-        assert_eq!(kind.name().parse::<ScheduleKind>(), Ok(kind));
-    }
-    let error = "zbh1".parse::<ScheduleKind>().unwrap_err().to_string();
-    let names = "gpipe, 1f1b, interleaved, zero-bubble";
-    assert_eq!(error, format!("unknown pipeline schedule \"zbh1\"; valid names: {names}"));
-}

@@ -166,7 +166,7 @@ fn dataset(
         None => format!("data of the run, {source} (if it is elsewhere, name it with --data)"),
     };
     let dirs = DataDirs::of(|name| std::env::var_os(name));
-    let open = || data::open(&data::prepare(&spec, &dirs)?);
+    let open = || data::open(&spec, &dirs);
     let dataset = open().with_context(context)?;
     if !dataset.tokenizer.has_same_tokens(tokenizer) {
         bail!(

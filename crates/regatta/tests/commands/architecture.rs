@@ -61,7 +61,7 @@ const RESULTS: [&str; 8] = [
 ];
 
 /// Files and folders of `train` that determine a run on any number of ranks and after a restart.
-const DETERMINISTIC: [&str; 11] = [
+const DETERMINISTIC: [&str; 9] = [
     "lr_schedule.rs",
     "config/mesh.rs",
     "config/notes.rs",
@@ -70,8 +70,6 @@ const DETERMINISTIC: [&str; 11] = [
     "data/sampler.rs",
     "training/checkpointing/owned_shards.rs",
     "training/checkpointing/slices.rs",
-    "training/smoke/event.rs",
-    "training/smoke/rank_notes.rs",
     "training/step_stats.rs",
 ];
 

@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::commit::CheckpointDir;
-use super::dir_layout::Role;
+use super::dir_layout::{MANIFEST, Role};
 use super::disk::SystemDisk;
 use super::error::{CheckpointError, Result};
 use super::manifest::{CheckpointMeta, RUN};
 use super::reader::Checkpoint;
+use crate::run_paths;
 
 /// A damaged checkpoint that was skipped.
 #[derive(Debug)]
@@ -48,6 +49,16 @@ pub fn latest_valid(checkpoints: &Path) -> Result<(Option<Checkpoint>, Vec<Skipp
         }
     }
     Ok((None, skipped))
+}
+
+/// The checkpoint in this folder, or the latest valid one of the run or the checkpoint directory there, with
+/// newer ones that are damaged. The data of the former is not read.
+pub fn find(folder: &Path) -> Result<(Option<Checkpoint>, Vec<Skipped>)> {
+    match Checkpoint::open(folder) {
+        Ok(checkpoint) => Ok((Some(checkpoint), Vec::new())),
+        Err(error) if folder.join(MANIFEST).exists() => Err(error),
+        Err(_) => latest_valid(&run_paths::find_checkpoint_dir(folder)),
+    }
 }
 
 /// Whether there is any checkpoint, valid or not.

@@ -25,7 +25,7 @@ pub use commit::Committed;
 pub use dir_layout::MANIFEST;
 pub use error::{CheckpointError, Result};
 pub use find::{
-    Skipped, has_checkpoint, has_checkpoint_of_run, is_in_dir, latest_valid, newest_meta,
+    Skipped, find, has_checkpoint, has_checkpoint_of_run, is_in_dir, latest_valid, newest_meta,
 };
 pub use manifest::{CheckpointMeta, SPLIT};
 pub use reader::Checkpoint;

@@ -13,6 +13,7 @@ use super::commit::{CheckpointDir, Committed};
 use super::dir_layout::{self, LOCK, Role};
 use super::disk::{Disk, SystemDisk};
 use super::error::{CheckpointError, Result};
+use super::find::Skipped;
 use super::manifest::{CheckpointMeta, Sidecar, VERSION};
 use super::shard::{Shard, ShardMeta};
 use super::shard_file::{self, ShardFileLayout};
@@ -98,8 +99,8 @@ impl Writer {
     }
 
     /// Marks checkpoints as damaged: they do not count towards `keep`.
-    pub fn mark_damaged(&mut self, folders: &[PathBuf]) {
-        let names = folders.iter().filter_map(|folder| folder.file_name()?.to_str());
+    pub fn mark_damaged(&mut self, skipped: &[Skipped]) {
+        let names = skipped.iter().filter_map(|skipped| skipped.folder.file_name()?.to_str());
         self.damaged.extend(names.filter_map(dir_layout::parse).map(|(step, _)| step));
     }
 

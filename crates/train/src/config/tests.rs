@@ -355,3 +355,13 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn schedule_names_round_trip() {
+    for kind in ScheduleKind::ALL {
+        let resolved = args(&format!("schedule={}", kind.name())).unwrap();
+        assert_eq!(resolved.config.parallel.schedule, kind);
+    }
+    let error = args("schedule=zbh1").unwrap_err().to_string();
+    assert!(error.ends_with("expected gpipe, 1f1b, interleaved or zero-bubble"), "{error}");
+}

@@ -8,7 +8,7 @@ use regatta_device::ops::{Fp8, GPU_MAX_LOGITS};
 use regatta_device::precision::Precision;
 use regatta_predict::cost::{CostOptions, MemoryBytes};
 use regatta_predict::layout::{ParallelLayout, StateTiers};
-use regatta_predict::memory_check::{HostNeed, MemoryNeed};
+use regatta_predict::memory_check::MemoryNeed;
 use regatta_predict::mesh::Mesh;
 use regatta_predict::shape::{Family, ModelShape};
 
@@ -130,22 +130,14 @@ impl Config {
         self.checkpoint.interval != 0 && !self.state_tiers().any_offloaded()
     }
 
-    /// The memory that a rank on CPUs needs, including the copy that a background checkpoint writes.
+    /// The host memory that a rank needs on the configured device, including the copy that a background
+    /// checkpoint writes. A GPU checks its own memory.
     pub fn memory_need(&self, plan: &ParallelLayout, memory: &MemoryBytes) -> MemoryNeed {
-        MemoryNeed::new(memory).with_checkpoint(self.checkpoint_copy(plan, memory))
-    }
-
-    /// The host memory that a rank with a GPU needs.
-    pub fn host_need(&self, plan: &ParallelLayout, memory: &MemoryBytes) -> HostNeed {
-        HostNeed { pinned: memory.pinned, checkpoint: self.checkpoint_copy(plan, memory) }
-    }
-
-    /// Bytes of the copy that a background checkpoint writes, if there is one.
-    fn checkpoint_copy(&self, plan: &ParallelLayout, memory: &MemoryBytes) -> u64 {
-        match self.saves_in_background() {
+        let checkpoint = match self.saves_in_background() {
             true => MemoryNeed::checkpoint_copy(plan, memory),
             false => 0,
-        }
+        };
+        MemoryNeed::new(memory, checkpoint, self.train.device == Some(DeviceKind::Gpu))
     }
 
     /// The learning-rate schedule for a number of data-parallel replicas.

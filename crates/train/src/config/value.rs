@@ -197,7 +197,8 @@ impl Value for ScheduleKind {
     }
 
     fn parse(raw: &RawValue<'_>) -> Option<Self> {
-        raw.as_text()?.parse().ok()
+        let name = raw.as_text()?;
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
     fn to_toml(&self) -> String {

@@ -27,7 +27,7 @@ pub use bpe::train::MIN_VOCAB as MIN_BPE_VOCAB;
 pub use data_loader::{Batch, DataLoader, Prefetcher};
 pub use error::{DataError, Result};
 pub use sampler::Sampler;
-pub use source::{DataDirs, DataSpec, Dataset, Prepared, Tokens, open, prepare};
+pub use source::{DataDirs, DataSpec, Dataset, Tokens, open, open_folder};
 pub use token_file::{TokenFile, TokenWriter};
 pub use tokenizer::{StreamDecoder, Tokenizer};
 

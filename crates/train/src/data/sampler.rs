@@ -52,11 +52,6 @@ impl Sampler {
         self.windows
     }
 
-    /// The epoch of a sequence.
-    pub fn epoch(&self, index: u64) -> u64 {
-        index / self.windows
-    }
-
     /// Start of a sequence, by its index over all epochs.
     pub fn sample(&self, index: u64) -> u64 {
         let (epoch, position) = (index / self.windows, index % self.windows);
@@ -125,12 +120,6 @@ pub fn micro_batch_range(
     first.saturating_add(start)..first.saturating_add(end)
 }
 
-/// Micro-batches per rank and step.
-pub fn micro_batches(batch: u64, rank: u64, ranks: u64, micro_batch: u64) -> u64 {
-    let part = part(batch, rank, ranks);
-    (part.end - part.start).div_ceil(micro_batch.max(1))
-}
-
 /// A rank's part of a batch: equal parts, or one sequence more.
 fn part(batch: u64, rank: u64, ranks: u64) -> Range<u64> {
     let cut = |rank: u64| (u128::from(rank) * u128::from(batch) / u128::from(ranks.max(1))) as u64;
@@ -182,7 +171,8 @@ mod tests {
         ) {
             let mut all = Vec::new();
             for rank in 0..ranks {
-                let micros = micro_batches(batch, rank, ranks, micro_batch);
+                let part = part(batch, rank, ranks);
+                let micros = (part.end - part.start).div_ceil(micro_batch);
                 for micro in 0..micros {
                     let share = micro_batch_range(step, batch, rank, ranks, micro, micro_batch);
                     prop_assert!(!share.is_empty() && share.end - share.start <= micro_batch);
@@ -223,7 +213,7 @@ mod tests {
         let order = Sampler::sequential(21, 5).unwrap();
         let starts: Vec<u64> = (0..5).map(|index| order.sample(index)).collect();
         assert_eq!((order.windows(), starts), (4, vec![0, 5, 10, 15, 0]));
-        assert_eq!((order.range(3), order.epoch(4)), (15..21, 1));
+        assert_eq!((order.range(3), 4 / order.windows()), (15..21, 1));
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! Data sources: the built-in dataset, a text file, or a folder of `regatta data prepare`.
 //!
-//! [`prepare`] runs in one process per node (it may write files); [`open`] is cheap and runs on
-//! every rank.
+//! [`open`] runs on one rank of each node before the others, because it may write files.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -10,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use regatta_model::text::hex;
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::builtin;
@@ -79,59 +77,19 @@ impl DataDirs {
     }
 }
 
-/// Data on this machine, which every rank can open.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum Prepared {
-    /// The built-in dataset.
-    Builtin {
-        /// Tokenizer file, if not characters.
-        tokenizer: Option<PathBuf>,
-        /// Fraction for validation.
-        validation: f64,
-    },
-    /// A text that fits in memory.
-    Text {
-        /// The file.
-        path: PathBuf,
-        /// Tokenizer file, if not characters.
-        tokenizer: Option<PathBuf>,
-        /// Fraction for validation.
-        validation: f64,
-    },
-    /// A folder of token files.
-    Folder {
-        /// The folder.
-        path: PathBuf,
-        /// Tokenizer file that must match the folder's, if requested.
-        tokenizer: Option<PathBuf>,
-    },
-    /// A folder of raw 16-bit tokens.
-    RawU16 {
-        /// The folder.
-        path: PathBuf,
-        /// Their tokenizer.
-        tokenizer: PathBuf,
-    },
+/// Opens the data. Converts a large text to token files first, so call it in one process per node, or one in
+/// total if the cache is shared, before the others.
+pub fn open(spec: &DataSpec, dirs: &DataDirs) -> Result<Dataset> {
+    open_with(spec, dirs, IN_MEMORY)
 }
 
-/// Converts a large text to token files. Runs in one process per node, or one in total if the cache is
-/// shared.
-pub fn prepare(spec: &DataSpec, dirs: &DataDirs) -> Result<Prepared> {
-    prepare_with(spec, dirs, IN_MEMORY)
-}
-
-fn prepare_with(spec: &DataSpec, dirs: &DataDirs, in_memory: u64) -> Result<Prepared> {
-    let (tokenizer, validation) = (spec.tokenizer.clone(), spec.validation);
-    check_val_fraction(validation)?;
+fn open_with(spec: &DataSpec, dirs: &DataDirs, in_memory: u64) -> Result<Dataset> {
+    check_val_fraction(spec.validation)?;
     if builtin::is_name(&spec.data) {
-        return Ok(Prepared::Builtin { tokenizer, validation });
+        return from_text(&builtin::text(), spec, "the built-in text");
     }
     if let Some(path) = spec.data.strip_prefix(RAW_U16) {
-        let path = PathBuf::from(path);
-        return match tokenizer {
-            Some(tokenizer) => Ok(Prepared::RawU16 { path, tokenizer }),
-            None => Err(DataError::NoTokenizer { path }),
-        };
+        return open_raw_u16(Path::new(path), spec.tokenizer.as_deref());
     }
     let path = PathBuf::from(&spec.data);
     let found = std::fs::metadata(&path).map_err(|error| match error.kind() {
@@ -143,14 +101,19 @@ fn prepare_with(spec: &DataSpec, dirs: &DataDirs, in_memory: u64) -> Result<Prep
             if spec.require_char {
                 folder::require_characters(&path)?;
             }
-            Ok(Prepared::Folder { path, tokenizer })
+            open_folder(&path, spec.tokenizer.as_deref())
         }
         _ if !found.is_file() => Err(DataError::NoFile { path }),
-        bytes if bytes <= in_memory => Ok(Prepared::Text { path, tokenizer, validation }),
-        _ => {
-            let path = prepare_in_cache(path, spec, &found, dirs)?;
-            Ok(Prepared::Folder { path, tokenizer })
+        bytes if bytes <= in_memory => {
+            let bytes =
+                regular_file::read(&path, MAX_TEXT_BYTES).map_err(DataError::io("read", &path))?;
+            let text = String::from_utf8(bytes).map_err(|error| DataError::NotUtf8 {
+                path: path.clone(),
+                byte: error.utf8_error().valid_up_to() as u64,
+            })?;
+            from_text(&text, spec, &path.display().to_string())
         }
+        _ => open_folder(&prepare_in_cache(path, spec, &found, dirs)?, spec.tokenizer.as_deref()),
     }
 }
 
@@ -232,43 +195,27 @@ impl Dataset {
     }
 }
 
-/// Opens prepared data.
-pub fn open(prepared: &Prepared) -> Result<Dataset> {
-    match prepared {
-        Prepared::Builtin { tokenizer, validation } => {
-            from_text(&builtin::text(), tokenizer.as_deref(), *validation, "the built-in text")
-        }
-        Prepared::Text { path, tokenizer, validation } => {
-            let bytes =
-                regular_file::read(path, MAX_TEXT_BYTES).map_err(DataError::io("read", path))?;
-            let text = String::from_utf8(bytes).map_err(|error| DataError::NotUtf8 {
-                path: path.clone(),
-                byte: error.utf8_error().valid_up_to() as u64,
-            })?;
-            from_text(&text, tokenizer.as_deref(), *validation, &path.display().to_string())
-        }
-        Prepared::Folder { path, tokenizer } => of_folder(path, tokenizer.as_deref()),
-        Prepared::RawU16 { path, tokenizer } => {
-            let tokenizer = Tokenizer::load(tokenizer)?;
-            let file = |name: &str| {
-                let file = TokenFile::open_raw_u16(&path.join(name), tokenizer.vocab_size())?;
-                Ok(Tokens::File(Arc::new(file)))
-            };
-            let (train, validation) = (file("train.bin")?, file("val.bin")?);
-            Dataset::new(train, validation, tokenizer)
-        }
-    }
+/// Opens raw 16-bit tokens.
+fn open_raw_u16(path: &Path, tokenizer: Option<&Path>) -> Result<Dataset> {
+    let missing = || DataError::NoTokenizer { path: path.to_owned() };
+    let tokenizer = Tokenizer::load(tokenizer.ok_or_else(missing)?)?;
+    let file = |name: &str| {
+        let file = TokenFile::open_raw_u16(&path.join(name), tokenizer.vocab_size())?;
+        Ok(Tokens::File(Arc::new(file)))
+    };
+    let (train, validation) = (file("train.bin")?, file("val.bin")?);
+    Dataset::new(train, validation, tokenizer)
 }
 
-fn from_text(text: &str, tokenizer: Option<&Path>, validation: f64, what: &str) -> Result<Dataset> {
+fn from_text(text: &str, spec: &DataSpec, what: &str) -> Result<Dataset> {
     if text.is_empty() {
         return Err(DataError::Empty { what: what.to_owned() });
     }
-    let tokenizer = match tokenizer {
+    let tokenizer = match &spec.tokenizer {
         Some(path) => Tokenizer::load(path)?,
         None => Tokenizer::from_characters(text.chars()),
     };
-    let (train, validation) = text_chunks::cut(text, validation);
+    let (train, validation) = text_chunks::cut(text, spec.validation);
     let tokens = |text: &str, before: &str| -> Result<Tokens> {
         let tokens = tokenizer.encode(text);
         Ok(Tokens::Memory(tokens.map_err(|error| error.in_data(before.chars().count()))?.into()))
@@ -278,7 +225,7 @@ fn from_text(text: &str, tokenizer: Option<&Path>, validation: f64, what: &str) 
 }
 
 /// Opens a prepared folder, and checks that its tokens match its tokenizer and the requested one.
-fn of_folder(path: &Path, wanted: Option<&Path>) -> Result<Dataset> {
+pub fn open_folder(path: &Path, wanted: Option<&Path>) -> Result<Dataset> {
     folder::metadata(path)?;
     let own = path.join(folder::TOKENIZER);
     let tokenizer = Tokenizer::load(&own)?;

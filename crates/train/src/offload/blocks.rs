@@ -14,6 +14,7 @@ use crate::buffer_pool::BufferPool;
 use regatta_comm::DType;
 use regatta_device::ops::Device;
 use regatta_device::tensor::{Tensor, View, ViewMut};
+use regatta_predict::cost::StateBytes;
 
 /// Write-behind depth: blocks still being stored while the next one is in use.
 const STORES_IN_FLIGHT: usize = 1;
@@ -313,14 +314,10 @@ impl OffloadedBlocks {
         })
     }
 
-    /// Bytes that are always in device memory.
-    pub fn resident_bytes(&self) -> usize {
-        self.resident_bytes
-    }
-
-    /// Peak bytes of device buffers for blocks in use.
-    pub fn transient_bytes(&self) -> usize {
-        self.pool.peak_bytes()
+    /// Device memory: of resident blocks, and the peak of buffers for blocks in use.
+    pub fn memory(&self) -> StateBytes {
+        let (resident, transient) = (self.resident_bytes as u64, self.pool.peak_bytes() as u64);
+        StateBytes { resident, transient }
     }
 
     /// Bytes of pinned host memory.
@@ -387,9 +384,9 @@ mod tests {
         assert_eq!(elements, [12.0; 3]);
         assert!(blocks.stores.is_empty());
         assert!(blocks.view(1).is_empty() && !blocks.is_local(1));
-        assert_eq!((blocks.resident_bytes(), blocks.pinned_bytes()), (0, 0));
-        let transient = blocks.transient_bytes();
-        assert!(transient <= (STORES_IN_FLIGHT + 2) * 24, "{transient}");
+        assert_eq!((blocks.memory().resident, blocks.pinned_bytes()), (0, 0));
+        let transient = blocks.memory().transient;
+        assert!(transient as usize <= (STORES_IN_FLIGHT + 2) * 24, "{transient}");
         drop(blocks);
         assert_eq!(dir.names(), [""; 0]);
     }

@@ -16,7 +16,7 @@ use regatta_comm::{DType, Pending};
 
 use super::grads::{GradStore, GradSync};
 use super::init::Initializer;
-use super::{MemoryUse, ParamInit, Result, ShardingConfig, StateMemory, StepError, ZeroPartition};
+use super::{ParamInit, Result, ShardingConfig, StepError, ZeroPartition};
 use crate::buffer_pool::BufferPool;
 use crate::model::Model;
 use crate::offload::OffloadedBlocks;
@@ -25,6 +25,7 @@ use crate::run_clock;
 use regatta_device::ops::Device;
 use regatta_device::tensor::{Tensor, View, ViewMut};
 use regatta_model::rank_bytes::IoBytes;
+use regatta_predict::cost::{MemoryBytes, StateBytes};
 use regatta_predict::shape::ParamRole;
 
 /// A rank's parameters, gradients and optimizer moments.
@@ -473,25 +474,21 @@ impl BlockStore {
     }
 
     /// Memory of the state on this rank.
-    pub fn memory(&self) -> StateMemory {
-        let tier = |blocks: &OffloadedBlocks| MemoryUse {
-            resident: blocks.resident_bytes(),
-            transient: blocks.transient_bytes(),
-        };
+    pub fn memory(&self) -> MemoryBytes {
         let local = self.blocks.iter().filter(|block| block.is_local);
         let full = local.map(|block| block.padded_len).sum::<usize>() * self.weight_dtype.size();
         let shards = self.param_shards.iter().chain(&self.weight_shards);
-        let mut parameters = MemoryUse {
-            resident: if self.is_sharded { 0 } else { full },
-            transient: self.pool.peak_bytes(),
+        let mut params = StateBytes {
+            resident: if self.is_sharded { 0 } else { full as u64 },
+            transient: self.pool.peak_bytes() as u64,
         };
-        for MemoryUse { resident, transient } in shards.clone().map(tier) {
-            parameters.resident += resident;
-            parameters.transient += transient;
+        for StateBytes { resident, transient } in shards.clone().map(OffloadedBlocks::memory) {
+            params.resident += resident;
+            params.transient += transient;
         }
-        let pinned = shards.chain([&self.moments]).map(OffloadedBlocks::pinned_bytes).sum();
-        let (gradients, moments) = (self.grads.memory(), tier(&self.moments));
-        StateMemory { parameters, gradients, moments, pinned }
+        let pinned: usize = shards.chain([&self.moments]).map(OffloadedBlocks::pinned_bytes).sum();
+        let (grads, optimizer) = (self.grads.memory(), self.moments.memory());
+        MemoryBytes { params, grads, optimizer, pinned: pinned as u64, ..MemoryBytes::default() }
     }
 
     /// Bytes read from and written to swap files so far.

@@ -16,12 +16,13 @@ use std::time::Duration;
 
 use regatta_comm::{DType, Pending};
 
-use super::{MemoryUse, Result, ZeroPartition};
+use super::{Result, ZeroPartition};
 use crate::buffer_pool::{BufferPool, alloc_comm_buffer, byte_len};
 use crate::parallel::{ZeroStage, collective};
 use crate::run_clock;
 use regatta_device::ops::Device;
 use regatta_device::tensor::{Tensor, View, ViewMut};
+use regatta_predict::cost::StateBytes;
 use regatta_predict::shape::ParamBlock;
 
 /// What happens to the gradients of a block after a pass added its contribution.
@@ -288,13 +289,13 @@ impl GradStore {
     }
 
     /// Memory in use between steps.
-    pub(super) fn memory(&self) -> MemoryUse {
+    pub(super) fn memory(&self) -> StateBytes {
         let accumulated = |block: &GradBlock| {
             let tensor = if self.is_sharded() { &block.shard } else { &block.full };
-            tensor.as_ref().map_or(0, byte_len)
+            tensor.as_ref().map_or(0, byte_len) as u64
         };
         let resident = self.blocks.iter().flatten().map(accumulated).sum();
-        MemoryUse { resident, transient: self.pool.peak_bytes() }
+        StateBytes { resident, transient: self.pool.peak_bytes() as u64 }
     }
 }
 

@@ -17,32 +17,3 @@ pub use grads::{GradStore, GradSync};
 pub use init::ParamInit;
 pub use partition::{ShardingConfig, ZeroPartition};
 pub use shard_access::OptimizerBlock;
-
-/// Device memory of the training state on this rank, in bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct StateMemory {
-    /// Parameters.
-    pub parameters: MemoryUse,
-    /// Gradients.
-    pub gradients: MemoryUse,
-    /// Optimizer moments.
-    pub moments: MemoryUse,
-    /// Pinned host memory of offloaded state, if the device has a memory of its own.
-    pub pinned: usize,
-}
-
-/// Memory of one kind of state, in bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct MemoryUse {
-    /// Always allocated.
-    pub resident: usize,
-    /// Peak of buffers for blocks that are in memory during their use only.
-    pub transient: usize,
-}
-
-impl MemoryUse {
-    /// Peak of both together.
-    pub fn peak(&self) -> usize {
-        self.resident + self.transient
-    }
-}

@@ -106,7 +106,7 @@ impl BlockStore {
         }
     }
 
-    /// Copies elements out of this rank's shard of a block; `start` is relative to the shard.
+    /// Copies elements out of this rank's shard of a block, from `start` in the block on.
     pub fn read_elements(
         &mut self,
         block: usize,
@@ -115,6 +115,7 @@ impl BlockStore {
         to: &mut [f32],
     ) -> Result<()> {
         let (shard, device) = (self.shards[block].clone(), self.device.clone());
+        let start = start - shard.start;
         if kind != StateTensor::Parameter {
             let start = moment_range(kind, shard.len()).start + start;
             return Ok(self.moments.read_elements(block, start, to)?);
@@ -130,8 +131,8 @@ impl BlockStore {
         Ok(())
     }
 
-    /// Overwrites elements of this rank's shard of a block; `start` is relative to the shard. Other
-    /// ranks see changed parameters after [`BlockStore::all_gather_updated`].
+    /// Overwrites elements of this rank's shard of a block, from `start` in the block on. Other ranks see
+    /// changed parameters after [`BlockStore::all_gather_updated`].
     pub fn write_elements(
         &mut self,
         block: usize,
@@ -140,6 +141,7 @@ impl BlockStore {
         from: &[f32],
     ) -> Result<()> {
         let (shard, device) = (self.shards[block].clone(), self.device.clone());
+        let start = start - shard.start;
         if kind != StateTensor::Parameter {
             let start = moment_range(kind, shard.len()).start + start;
             return Ok(self.moments.write_elements(block, start, from)?);

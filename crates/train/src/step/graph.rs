@@ -9,6 +9,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use super::captured::Captured;
 use super::chunk::WeightGrads;
 use super::device_timings::Phase;
 use super::run_pipeline::StepState;
@@ -18,9 +19,6 @@ use regatta_device::ops::{Device, Graph, GraphMasks, TOKEN_DTYPE};
 use regatta_device::random::DropoutMask;
 use regatta_device::tensor::{Tensor, View};
 use regatta_predict::pipeline::{Action, Computation};
-
-/// Passes before a capture: they compile kernels, choose GEMM algorithms and allocate buffers.
-const WARMUP_PASSES: u32 = 2;
 
 /// More shapes than a run has; the others run without graphs.
 const MAX_SHAPES: usize = 8;
@@ -67,14 +65,8 @@ impl fmt::Display for MicroBatchShape {
 
 struct ShapeState {
     // Before the inputs, which they read.
-    graphs: Option<Vec<PassGraph>>,
+    graphs: Captured<GraphMemory, Vec<PassGraph>>,
     inputs: GraphInputs,
-    memory: GraphMemory,
-    /// Passes since the memory changed.
-    warmup_passes: u32,
-    has_failed: bool,
-    /// Whether a note says that there are graphs.
-    is_noted: bool,
 }
 
 /// The graph of a pass.
@@ -98,7 +90,7 @@ type Capture<'a> =
     &'a mut dyn FnMut(&mut Engine, &GraphInputs, GraphMasks<'_>) -> Result<Vec<PassGraph>>;
 
 /// The memory that graphs use, besides their inputs.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 struct GraphMemory {
     /// Number of trims of the buffer pool.
     pool_trims: u64,
@@ -153,14 +145,7 @@ impl GraphCache {
         if let Some(state) = self.shapes.remove(&shape) {
             return Some(state);
         }
-        let new = || ShapeState {
-            inputs: new(),
-            memory: GraphMemory::default(),
-            warmup_passes: 0,
-            graphs: None,
-            has_failed: false,
-            is_noted: false,
-        };
+        let new = || ShapeState { graphs: Captured::default(), inputs: new() };
         (self.shapes.len() < MAX_SHAPES).then(new)
     }
 }
@@ -234,16 +219,16 @@ impl Engine {
         let inputs = || GraphInputs::new(device, masks.len(), shape.batch * shape.seq_len);
         let Some(mut state) = self.graphs.take(*shape, inputs) else { return false };
         let result = self.run_shape(&mut state, micro_batch, capture);
-        if let Err(error) = &result {
-            self.notes.push(format!("{shape} run without a CUDA graph: {error}"));
-            (state.has_failed, state.graphs) = (true, None);
+        if result.is_err() {
             // Buffers that the capture allocated may lack memory.
             self.device_model.trim_buffers();
-        } else if state.graphs.is_some() && !std::mem::replace(&mut state.is_noted, true) {
-            self.notes.push(format!("{shape} run as CUDA graphs"));
         }
+        let by_graph = "as CUDA graphs";
+        let notes = &mut self.notes;
+        let is_launched =
+            state.graphs.outcome(result, &format_args!("{shape} run"), by_graph, notes);
         self.graphs.shapes.insert(*shape, state);
-        result.unwrap_or(false)
+        is_launched
     }
 
     /// Returns whether the graphs of a shape were launched: there are none in its first passes.
@@ -253,19 +238,11 @@ impl Engine {
         micro_batch: &GraphedMicroBatch<'_>,
         capture: Capture<'_>,
     ) -> Result<bool> {
-        if state.has_failed {
-            return Ok(false);
-        }
-        let memory = self.graph_memory(micro_batch.loss);
-        if state.memory != memory {
-            (state.memory, state.graphs, state.warmup_passes) = (memory, None, 0);
-        }
-        if state.warmup_passes < WARMUP_PASSES {
-            state.warmup_passes += 1;
+        if !state.graphs.is_due(self.graph_memory(micro_batch.loss)) {
             return Ok(false);
         }
         let GraphedMicroBatch { masks, tokens, .. } = micro_batch;
-        let graphs = match state.graphs.take() {
+        let graphs = match state.graphs.graph.take() {
             Some(graphs) => graphs,
             None => {
                 let words = state.inputs.mask_words();
@@ -273,7 +250,7 @@ impl Engine {
             }
         };
         state.inputs.upload(&*self.device_model.device, masks, tokens);
-        self.launch(state.graphs.insert(graphs))?;
+        self.launch(state.graphs.graph.insert(graphs))?;
         Ok(true)
     }
 

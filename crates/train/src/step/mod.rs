@@ -1,5 +1,6 @@
 //! One training step: forward, backward, gradient reduction, optimizer update.
 
+mod captured;
 mod chunk;
 mod device_model;
 mod device_timings;
@@ -18,6 +19,7 @@ use optimizer_graph::OptimizerGraph;
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
+use crate::data::Batch;
 use crate::parallel::ProcessGroups;
 use crate::parallel::context::ContextParallel;
 use crate::run_clock;
@@ -42,7 +44,13 @@ pub struct MicroBatch<'a> {
     pub first_sequence: u64,
 }
 
-impl MicroBatch<'_> {
+impl<'a> MicroBatch<'a> {
+    /// The sequences of a batch, of which the first has this index in the step.
+    pub fn of(batch: &'a Batch, first_sequence: u64) -> Self {
+        let Batch { inputs, targets, batch, .. } = batch;
+        Self { inputs, targets, batch: *batch, first_sequence }
+    }
+
     pub(crate) fn seq_len(&self) -> usize {
         self.inputs.len() / self.batch.max(1)
     }
@@ -52,22 +60,17 @@ impl MicroBatch<'_> {
 struct LocalTokens<'a> {
     inputs: Cow<'a, [u32]>,
     targets: Cow<'a, [u32]>,
-    batch: usize,
-    first_sequence: u64,
+    of: MicroBatch<'a>,
 }
 
 impl<'a> LocalTokens<'a> {
-    fn new(micro_batch: MicroBatch<'a>, context: &ContextParallel) -> Self {
-        let seq_len = micro_batch.seq_len();
-        let MicroBatch { inputs, targets, batch, first_sequence } = micro_batch;
-        let [inputs, targets] =
-            [inputs, targets].map(|tokens| context.local_tokens(tokens, seq_len));
-        Self { inputs, targets, batch, first_sequence }
+    fn new(of: MicroBatch<'a>, context: &ContextParallel) -> Self {
+        let local = |tokens| context.local_tokens(tokens, of.seq_len());
+        Self { inputs: local(of.inputs), targets: local(of.targets), of }
     }
 
     fn micro_batch(&self) -> MicroBatch<'_> {
-        let Self { inputs, targets, batch, first_sequence } = self;
-        MicroBatch { inputs, targets, batch: *batch, first_sequence: *first_sequence }
+        MicroBatch { inputs: &self.inputs, targets: &self.targets, ..self.of }
     }
 }
 

@@ -3,6 +3,7 @@
 //!
 //! A step that communicates, or that copies state between memory tiers, runs without a graph.
 
+use super::captured::Captured;
 use super::optimizer::{OptimizerScalars, UpdateArgs};
 use super::{Engine, OptimizerStep, StepConfig};
 use crate::state::Result;
@@ -10,24 +11,12 @@ use regatta_device::ops::{Graph, GraphMasks};
 use regatta_device::optimizer::{AdamW, Sgd};
 use regatta_device::tensor::View;
 
-/// Steps before the capture: they compile kernels and allocate the workspace.
-const WARMUP_STEPS: u32 = 2;
-
 /// The graph of the optimizer step.
-#[derive(Default)]
-pub(super) struct OptimizerGraph {
-    graph: Option<Graph>,
-    key: Option<GraphKey>,
-    /// Steps since the key changed.
-    warmup_steps: u32,
-    has_failed: bool,
-    /// Whether a note says that there is a graph.
-    is_noted: bool,
-}
+pub(super) type OptimizerGraph = Captured<GraphKey, Graph>;
 
 /// The host arguments of the kernels, and the addresses of their tensors.
 #[derive(Debug, PartialEq)]
-struct GraphKey {
+pub(super) struct GraphKey {
     /// Without learning rate and number of the step.
     optimizer: OptimizerStep,
     grad_clip: f64,
@@ -56,19 +45,15 @@ impl Engine {
             && !self.is_distributed()
             && self.state.is_update_local()
             && self.device_model.device.can_capture();
-        if !may_capture || self.optimizer_graph.has_failed {
+        if !may_capture {
             return false;
         }
         let mut state = std::mem::take(&mut self.optimizer_graph);
         let result = self.run_update_graph(&mut state, config, scalars);
-        if let Err(error) = &result {
-            self.notes.push(format!("the optimizer step runs without a CUDA graph: {error}"));
-            (state.has_failed, state.graph) = (true, None);
-        } else if state.graph.is_some() && !std::mem::replace(&mut state.is_noted, true) {
-            self.notes.push("the optimizer step runs as a CUDA graph".to_owned());
-        }
+        let runs = "the optimizer step runs";
+        let is_launched = state.outcome(result, &runs, "as a CUDA graph", &mut self.notes);
         self.optimizer_graph = state;
-        result.unwrap_or(false)
+        is_launched
     }
 
     /// Returns whether the graph was launched: there is none in the first steps.
@@ -81,12 +66,7 @@ impl Engine {
         let mut addresses = self.state.update_addresses();
         addresses.extend(scalars.addresses());
         let (optimizer, grad_clip) = (config.optimizer.constants(), config.grad_clip);
-        let key = GraphKey { optimizer, grad_clip, addresses };
-        if state.key.as_ref() != Some(&key) {
-            (state.key, state.graph, state.warmup_steps) = (Some(key), None, 0);
-        }
-        if state.warmup_steps < WARMUP_STEPS {
-            state.warmup_steps += 1;
+        if !state.is_due(GraphKey { optimizer, grad_clip, addresses }) {
             return Ok(false);
         }
         let graph = match state.graph.take() {

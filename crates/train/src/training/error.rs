@@ -76,15 +76,6 @@ pub enum TrainError {
         and data"
     )]
     RankMismatch { rank: u32, host: String, what: &'static str },
-    /// An all-reduce returned wrong sums.
-    #[error(
-        "all-reduce of {bytes} bytes returned {wrong} wrong elements on rank {rank} ({host}); check the \
-        network with `regatta bench`"
-    )]
-    WrongAllReduce { rank: u32, host: String, bytes: u64, wrong: u64 },
-    /// Interrupted during a smoke test.
-    #[error("interrupted before all checks finished")]
-    Interrupted,
     /// The final checkpoint could not be written.
     #[error("the checkpoint after step {step} could not be saved: {why}")]
     FinalCheckpoint { step: u64, why: String },

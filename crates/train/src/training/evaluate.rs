@@ -3,7 +3,7 @@
 use regatta_comm::{Collectives, Comm, ReduceOp};
 
 use super::error::Result;
-use crate::data::{Batch, DataLoader};
+use crate::data::DataLoader;
 use crate::step::{DeviceModel, Engine, MicroBatch};
 use regatta_device::tensor::View;
 
@@ -54,17 +54,12 @@ pub fn validation_loss(
     let (mut sum, mut tokens) = ([0.0], 0);
     for EvalPass { windows, is_counted } in passes(&windows, micro_batch.max(1), replica) {
         let batch = loader.batch(windows)?;
-        let loss = engine.loss(&micro_batch_of(&batch))?;
+        let loss = engine.loss(&MicroBatch::of(&batch, 0))?;
         sum[0] += if is_counted { loss } else { 0.0 };
         tokens = batch.sequence;
     }
     comm.all_reduce(&mut sum, ReduceOp::Sum)?;
     Ok(sum[0] / ((windows.len() * tokens) as f64).max(1.0))
-}
-
-fn micro_batch_of(batch: &Batch) -> MicroBatch<'_> {
-    let Batch { inputs, targets, batch, .. } = batch;
-    MicroBatch { inputs, targets, batch: *batch, first_sequence: 0 }
 }
 
 /// Loss of a model on some windows of a text.
@@ -100,7 +95,7 @@ pub fn evaluate(
     let mut total = EvalLoss::default();
     for pass in passes(&windows, micro_batch.max(1), (0, 1)) {
         let batch = loader.batch(pass.windows)?;
-        total.sum += model.loss(params, &micro_batch_of(&batch))?;
+        total.sum += model.loss(params, &MicroBatch::of(&batch, 0))?;
         total.windows += batch.batch as u64;
         total.tokens += batch.targets.len() as u64;
         let bytes = |token: &u32| token_bytes.get(*token as usize).copied().unwrap_or(0);

@@ -6,7 +6,7 @@ mod checkpointing;
 mod error;
 pub mod evaluate;
 mod finish;
-mod gather;
+pub mod gather;
 pub mod gemm_peak;
 mod gpu_memory;
 pub mod gpu_micro_batch;
@@ -29,8 +29,8 @@ use regatta_comm::{Collectives, Comm, ReduceOp};
 use checkpointing::CheckpointManager;
 pub use error::{Result, TrainError};
 use gpu_memory::GpuMemoryPeak;
-use report::{FinishedStep, Throughput};
-pub use start::resume_own_run;
+use report::Throughput;
+pub use start::{check_agreement, resume_own_run};
 use step_stats::StepStats;
 use usage::{Counters, Usage};
 
@@ -38,7 +38,7 @@ use crate::checkpoint::StateTensor;
 use crate::config::{self, Config, OptimizerKind};
 use crate::data::{Batch, DataLoader, Dataset, Prefetcher, Sampler, sampler};
 use crate::lr_schedule::LrSchedule;
-use crate::metrics::{EndReason, Event};
+use crate::metrics::{EndReason, Event, StepMetrics, StepSeconds};
 use crate::run_clock;
 use crate::step::{self, Engine, MicroBatch, OptimizerStep, StepError};
 use regatta_device::ops::{Device, SCALAR_DTYPE};
@@ -125,13 +125,12 @@ struct TrainingLoop {
 }
 
 impl TrainingLoop {
-    /// Runs the remaining steps, or until interrupted, and finishes the run.
+    /// Trains to the last step, or until interrupted, and finishes the run.
     fn train_to_end(
         &mut self,
         stop: &dyn Fn() -> bool,
         emit: &mut dyn FnMut(Event),
     ) -> Result<EndReason> {
-        let mut data = self.prefetch_data()?;
         let steps = self.config.train.steps;
         if self.done >= steps {
             emit(Event::Note(format!(
@@ -140,6 +139,19 @@ impl TrainingLoop {
                 self.done
             )));
         }
+        let reason = self.train_steps(stop, emit)?;
+        self.finish(reason, emit)?;
+        Ok(reason)
+    }
+
+    /// Runs the remaining steps, or until interrupted.
+    fn train_steps(
+        &mut self,
+        stop: &dyn Fn() -> bool,
+        emit: &mut dyn FnMut(Event),
+    ) -> Result<EndReason> {
+        let mut data = self.prefetch_data()?;
+        let steps = self.config.train.steps;
         let mut reason = EndReason::Completed;
         while self.done < steps && reason == EndReason::Completed {
             // A signal during the last step does not stop the run early.
@@ -147,7 +159,6 @@ impl TrainingLoop {
                 reason = EndReason::Interrupted;
             }
         }
-        self.finish(reason, emit)?;
         Ok(reason)
     }
 
@@ -162,7 +173,8 @@ impl TrainingLoop {
         let batches = data.take(self.plan.micro_batches).collect::<Result<Vec<Batch>, _>>()?;
         let data_time = run_clock::elapsed(start);
         let first = self.engine.groups.coord.dp * self.plan.batch_per_replica;
-        let micros = (first..).step_by(self.plan.micro_batch).zip(&batches).map(micro);
+        let micros = (first..).step_by(self.plan.micro_batch).zip(&batches);
+        let micros = micros.map(|(first, batch)| MicroBatch::of(batch, first as u64));
         let before = Counters::of(&self.engine);
         let (step, micro_batches) = (self.done + 1, self.plan.micro_batches);
         let mut reported = start;
@@ -195,17 +207,22 @@ impl TrainingLoop {
         if !is_last && is_due(self.done, self.config.checkpoint.interval) {
             self.start_checkpoint(emit)?;
         }
-        let metrics = self.throughput.metrics(FinishedStep {
+        let seconds = StepSeconds {
+            step: run_clock::elapsed(start).as_secs_f64(),
+            checkpoint: run_clock::elapsed(checkpoint_start).as_secs_f64(),
+            ..StepSeconds::default()
+        };
+        let finished = StepMetrics {
             step: self.done,
             tokens: self.tokens,
             loss,
             lr: self.schedule.at(self.done - 1),
             grad_norm: result.grad_norm,
-            stats: &stats,
-            total: run_clock::elapsed(start),
-            checkpoint: run_clock::elapsed(checkpoint_start),
+            seconds,
             gpu_memory: self.gpu_memory.sample(&*self.engine.device_model.device),
-        });
+            ..StepMetrics::default()
+        };
+        let metrics = self.throughput.metrics(finished, &stats);
         emit(Event::Step(Box::new(metrics)));
         // The last validation runs after the last checkpoint, because an interrupted run may be killed soon.
         if !is_last && is_due(self.done, self.config.train.eval_interval) {
@@ -320,9 +337,4 @@ impl TrainingLoop {
 /// Whether an action with this interval is due after `done` steps; 0 means never.
 fn is_due(done: u64, interval: u64) -> bool {
     interval != 0 && done.is_multiple_of(interval)
-}
-
-fn micro((first, batch): (usize, &Batch)) -> MicroBatch<'_> {
-    let Batch { inputs, targets, batch, .. } = batch;
-    MicroBatch { inputs, targets, batch: *batch, first_sequence: first as u64 }
 }

@@ -1,14 +1,11 @@
 //! Run information, step metrics and the summary.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::TrainingSetup;
 use super::step_stats::StepStats;
-use crate::metrics::{
-    EndReason, FLOPS_FORMULA, GpuMemory, RunInfo, StepMetrics, StepSeconds, Summary,
-};
+use crate::metrics::{EndReason, FLOPS_FORMULA, RunInfo, StepMetrics, StepSeconds, Summary};
 use crate::run_clock;
 use regatta_comm::MemorySpace;
 use regatta_predict::layout::ParallelLayout;
@@ -59,42 +56,14 @@ pub fn run_info(
     }
 }
 
-/// A step that has just finished.
-#[derive(Debug)]
-pub struct FinishedStep<'a> {
-    /// Steps finished, including this one.
-    pub step: u64,
-    /// Tokens trained on so far.
-    pub tokens: u64,
-    /// Mean training loss.
-    pub loss: f64,
-    /// Learning rate.
-    pub lr: f64,
-    /// Global gradient norm before clipping.
-    pub grad_norm: f64,
-    /// Statistics summed over all ranks.
-    pub stats: &'a StepStats,
-    /// Duration of the step.
-    pub total: Duration,
-    /// Duration of checkpointing in it.
-    pub checkpoint: Duration,
-    /// Memory of this rank's GPU.
-    pub gpu_memory: Option<GpuMemory>,
-}
-
 /// Throughput and losses of a run.
 #[derive(Debug)]
 pub struct Throughput {
-    ranks: f64,
-    steps: u64,
-    tokens_per_step: u64,
+    info: RunInfo,
     flops_per_token: f64,
-    gemm_flops_per_second: f64,
     start: Instant,
     /// Time in which this process was stopped before the start.
     stopped_before: Duration,
-    /// Steps finished before the start.
-    pub start_step: u64,
     /// Seconds of all steps since the start, without validation and samples.
     step_seconds: f64,
     loss: f64,
@@ -106,53 +75,48 @@ impl Throughput {
     /// Of a run that starts now.
     pub fn new(info: &RunInfo, shape: &ModelShape) -> Self {
         Self {
-            ranks: info.ranks as f64,
-            steps: info.steps,
-            tokens_per_step: info.tokens_per_step,
+            info: info.clone(),
             flops_per_token: shape.training_flops_per_token(shape.seq_len),
-            gemm_flops_per_second: info.gemm_flops_per_second,
             start: run_clock::now(),
             stopped_before: run_clock::stopped(),
-            start_step: info.start_step,
             step_seconds: 0.0,
             loss: f64::NAN,
             val_loss: None,
         }
     }
 
-    /// Metrics of a step. The total and the checkpoint time are this rank's, the others means over all ranks.
-    pub fn metrics(&mut self, step: FinishedStep<'_>) -> StepMetrics {
+    /// Steps finished before the start.
+    pub fn start_step(&self) -> u64 {
+        self.info.start_step
+    }
+
+    /// Completes the metrics of a step that has just finished. The total and the checkpoint time are this
+    /// rank's, the others means over all ranks, of which `stats` has the sums.
+    pub fn metrics(&mut self, step: StepMetrics, stats: &StepStats) -> StepMetrics {
         self.loss = step.loss;
-        let [total, checkpoint] = [step.total, step.checkpoint].map(|time| time.as_secs_f64());
+        let StepSeconds { step: total, checkpoint, .. } = step.seconds;
         let [data, forward, backward, communication, optimizer] =
-            step.stats.seconds.map(|seconds| seconds / self.ranks);
+            stats.seconds.map(|seconds| seconds / self.info.ranks as f64);
         self.step_seconds += total;
         let known = data + forward + backward + communication + optimizer + checkpoint;
         let other = (total - known).max(0.0);
-        let tokens_per_second = self.tokens_per_step as f64 / total.max(f64::MIN_POSITIVE);
+        let tokens_per_second = self.info.tokens_per_step as f64 / total.max(f64::MIN_POSITIVE);
         StepMetrics {
-            step: step.step,
-            steps: self.steps,
-            loss: step.loss,
-            val_loss: None,
-            lr: step.lr,
-            grad_norm: step.grad_norm,
-            tokens: step.tokens,
+            steps: self.info.steps,
             tokens_per_second,
             flops_per_second: tokens_per_second * self.flops_per_token,
-            gpu_memory: step.gpu_memory,
             seconds: StepSeconds {
-                step: total,
                 data,
                 forward,
                 backward,
                 communication,
                 optimizer,
-                checkpoint,
                 other,
+                ..step.seconds
             },
             time: unix_time(),
             stopped_seconds: self.stopped_seconds(),
+            ..step
         }
     }
 
@@ -161,24 +125,25 @@ impl Throughput {
         run_clock::stopped().saturating_sub(self.stopped_before).as_secs_f64()
     }
 
-    /// Summary of the run.
-    pub fn summary(&self, reason: EndReason, done: u64, folder: &Path) -> Summary {
-        let seconds = run_clock::elapsed(self.start).as_secs_f64();
-        let tokens = (done - self.start_step) * self.tokens_per_step;
+    /// Summary of the run after `done` steps.
+    pub fn summary(&self, reason: EndReason, done: u64) -> Summary {
+        let RunInfo { start_step, tokens_per_step, gemm_flops_per_second, ref folder, .. } =
+            self.info;
+        let tokens = (done - start_step) * tokens_per_step;
         let tokens_per_second = tokens as f64 / self.step_seconds.max(f64::MIN_POSITIVE);
         Summary {
             reason,
             step: done,
-            start_step: self.start_step,
+            start_step,
             loss: self.loss,
             val_loss: self.val_loss,
             tokens,
-            seconds,
+            seconds: run_clock::elapsed(self.start).as_secs_f64(),
             stopped_seconds: self.stopped_seconds(),
             tokens_per_second,
             flops_per_second: tokens_per_second * self.flops_per_token,
-            gemm_flops_per_second: self.gemm_flops_per_second,
-            folder: folder.display().to_string(),
+            gemm_flops_per_second,
+            folder: folder.clone(),
             ..Summary::default()
         }
     }

@@ -9,9 +9,8 @@ use regatta_comm::{Collectives, Comm, CommError};
 use super::TrainingSetup;
 use super::error::{Result, TrainError};
 use crate::checkpoint::manifest::DATA;
-use crate::checkpoint::{Checkpoint, CheckpointError, CheckpointMeta, MANIFEST, latest_valid};
+use crate::checkpoint::{self, Checkpoint, CheckpointError, CheckpointMeta, Skipped};
 use crate::config::{Config, Resume};
-use crate::run_paths;
 use regatta_predict::shape::ModelShape;
 
 /// The checkpoint to resume from.
@@ -19,10 +18,8 @@ use regatta_predict::shape::ModelShape;
 pub struct ResumePoint {
     /// The checkpoint.
     pub checkpoint: Checkpoint,
-    /// Newer checkpoints that were skipped, each with the reason.
-    pub skipped: Vec<String>,
-    /// Checkpoints that were skipped.
-    pub damaged: Vec<PathBuf>,
+    /// Newer checkpoints that were skipped.
+    pub skipped: Vec<Skipped>,
 }
 
 /// The checkpoint that rank 0 found, on all ranks. Only rank 0 knows the skipped ones. `own` is the checkpoint
@@ -49,7 +46,7 @@ pub fn find_on_all_ranks(setup: &TrainingSetup, own: &Path) -> Result<Option<Res
         relative => base.join(OsStr::from_bytes(relative)),
     };
     let checkpoint = Checkpoint::open(&folder).map_err(|why| unreadable(comm, &folder, why))?;
-    Ok(Some(ResumePoint { checkpoint, skipped: Vec::new(), damaged: Vec::new() }))
+    Ok(Some(ResumePoint { checkpoint, skipped: Vec::new() }))
 }
 
 /// Broadcasts optional bytes from rank 0.
@@ -82,21 +79,17 @@ fn base(config: &Config, own: &Path) -> Option<PathBuf> {
 
 /// The checkpoint to resume from, if any: the one in this folder, or the latest valid one below it.
 fn find(config: &Config, folder: &Path) -> Result<Option<ResumePoint>> {
-    let (checkpoint, skipped) = match Checkpoint::open(folder) {
-        Ok(one) => {
-            let error = one.verify().err().and_then(|all| all.into_iter().next());
-            error.map_or(Ok(()), Err)?;
-            (Some(one), Vec::new())
-        }
-        Err(error) if folder.join(MANIFEST).exists() => return Err(error.into()),
-        Err(_) => latest_valid(&run_paths::find_checkpoint_dir(folder))?,
-    };
-    let damaged = skipped.iter().map(|skipped| skipped.folder.clone()).collect();
-    let skipped: Vec<String> = skipped.iter().map(ToString::to_string).collect();
+    let (checkpoint, skipped) = checkpoint::find(folder)?;
+    // One that was searched for is verified.
+    if let Some(given) = checkpoint.as_ref().filter(|found| found.folder() == folder) {
+        let error = given.verify().err().and_then(|all| all.into_iter().next());
+        error.map_or(Ok(()), Err)?;
+    }
     match (checkpoint, &config.checkpoint.resume) {
-        (Some(checkpoint), _) => Ok(Some(ResumePoint { checkpoint, skipped, damaged })),
+        (Some(checkpoint), _) => Ok(Some(ResumePoint { checkpoint, skipped })),
         (None, Resume::Auto) if skipped.is_empty() => Ok(None),
         (None, _) => {
+            let skipped: Vec<String> = skipped.iter().map(ToString::to_string).collect();
             let skipped = skipped.join("; ").replace(&format!("{}/", folder.display()), "");
             Err(TrainError::NoCheckpoint { folder: folder.to_owned(), skipped })
         }

@@ -14,7 +14,7 @@ use super::usage::Usage;
 use super::{TOKENIZER, TrainingLoop, TrainingSetup, resume};
 use crate::checkpoint::manifest::{DATA, MICRO_BATCH, RUN, SPLIT};
 use crate::checkpoint::{
-    Checkpoint, CheckpointMeta, StateTensor, has_checkpoint, has_checkpoint_of_run, is_in_dir,
+    Checkpoint, CheckpointMeta, has_checkpoint, has_checkpoint_of_run, is_in_dir,
 };
 use crate::config::{self, Config, ConfigError, MicroBatchSize, Resume};
 use crate::data::{DataError, DataLoader, Dataset, Sampler, Tokens};
@@ -88,7 +88,7 @@ impl TrainingLoop {
             for skipped in &found.skipped {
                 emit(Event::Note(format!("skipped damaged checkpoint {skipped}")));
             }
-            manager.iter_mut().for_each(|manager| manager.writer.mark_damaged(&found.damaged));
+            manager.iter_mut().for_each(|manager| manager.writer.mark_damaged(&found.skipped));
             training.restore(&found.checkpoint)?;
             let from = found.checkpoint.folder().display();
             emit(Event::Note(format!("resumed after step {done} from {from}")));
@@ -271,7 +271,7 @@ fn validation_loader(
 }
 
 /// Fails with the first rank whose configuration or data differs from rank 0's.
-pub(super) fn check_agreement(setup: &TrainingSetup) -> Result<()> {
+pub fn check_agreement(setup: &TrainingSetup) -> Result<()> {
     let (comm, config) = (&*setup.comm, setup.config.to_toml());
     for (what, text) in [("configuration", &config), ("data", &setup.dataset.digest)] {
         let own: Vec<u8> = Sha256::digest(text.as_bytes()).to_vec();
@@ -288,25 +288,17 @@ pub(super) fn check_agreement(setup: &TrainingSetup) -> Result<()> {
 
 /// Broadcasts the state of the first replica to the others, and all-gathers updated parameters.
 pub fn broadcast_state(engine: &mut Engine) -> Result<()> {
-    for block in engine.state.local_blocks() {
-        for kind in StateTensor::ALL {
-            broadcast_block(engine, (block, kind))?;
-        }
-        engine.state.all_gather_updated(block)?;
-    }
-    Ok(())
-}
-
-fn broadcast_block(engine: &mut Engine, what: (usize, StateTensor)) -> Result<()> {
     let groups = &engine.groups;
     let copies = if engine.state.shard_count == 1 { &groups.data } else { &groups.replica };
-    let Some(comm) = copies.clone() else { return Ok(()) };
-    let mut elements = Vec::new();
-    for chunk in checkpointing::chunks(engine.state.shards[what.0].clone()) {
-        elements.resize(chunk.len(), 0.0);
-        checkpointing::fetch(engine, what, chunk.start, &mut elements)?;
-        comm.broadcast(&mut elements, 0)?;
-        checkpointing::put(engine, what, chunk.start, &elements)?;
+    let copies = copies.clone();
+    for block in engine.state.local_blocks() {
+        if let Some(comm) = &copies {
+            checkpointing::visit_block(engine, block, &mut |elements| {
+                comm.broadcast(elements, 0)?;
+                Ok(true)
+            })?;
+        }
+        engine.state.all_gather_updated(block)?;
     }
     Ok(())
 }

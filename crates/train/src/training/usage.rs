@@ -1,23 +1,18 @@
 //! Predicted and measured memory, communication and offload I/O of training steps. Validation and
 //! checkpoints are not included.
 
-use crate::state::StateMemory;
 use crate::step::Engine;
 use regatta_model::rank_bytes::IoBytes;
 use regatta_model::rank_bytes::PINNED;
 use regatta_model::rank_bytes::{DiskIoBytes, PeakBytes, SentBytes};
 use regatta_predict::axis::Axis;
-use regatta_predict::cost::{MemoryBytes, RankCost, TrafficBytes};
+use regatta_predict::cost::{MemoryBytes, RankCost};
 
 /// Predicted and measured usage of a rank.
 #[derive(Debug)]
 pub struct Usage {
-    /// Predicted memory.
-    memory: MemoryBytes,
-    /// Predicted communication per step.
-    traffic: TrafficBytes,
-    /// Predicted offload I/O per step.
-    disk_io: IoBytes,
+    /// Predicted memory, and communication and offload I/O per step.
+    cost: RankCost,
     /// Measured, summed over all steps.
     counted: Counters,
     steps: u64,
@@ -40,29 +35,31 @@ impl Counters {
 
 impl Usage {
     /// Without steps.
-    pub fn new(RankCost { memory, traffic, disk_io, .. }: RankCost) -> Self {
-        Self { memory, traffic, disk_io, counted: Counters::default(), steps: 0 }
+    pub fn new(cost: RankCost) -> Self {
+        Self { cost, counted: Counters::default(), steps: 0 }
     }
 
     /// Predicted and peak memory, by category.
     pub fn memory(&self, engine: &Engine) -> Vec<PeakBytes> {
-        let StateMemory { parameters, gradients, moments, pinned } = engine.state.memory();
-        let expected = &self.memory;
+        let MemoryBytes { params, grads, optimizer, pinned, .. } = engine.state.memory();
+        let activations = engine.device_model.activation_bytes() as u64;
+        let expected = &self.cost.memory;
         let passes = expected.activations + expected.workspace;
         let all = [
-            ("parameters", expected.params.peak(), parameters.peak()),
-            ("gradients", expected.grads.peak(), gradients.peak()),
-            ("optimizer", expected.optimizer.peak(), moments.peak()),
+            ("parameters", expected.params.peak(), params.peak()),
+            ("gradients", expected.grads.peak(), grads.peak()),
+            ("optimizer", expected.optimizer.peak(), optimizer.peak()),
             // They share buffers, so only their sum can be measured.
-            ("activations and workspace", passes, engine.device_model.activation_bytes()),
+            ("activations and workspace", passes, activations),
             (PINNED, expected.pinned, pinned),
         ];
-        let one = |(what, expected, measured): (&str, u64, usize)| {
-            let (what, measured) = (what.to_owned(), Some(measured as u64));
-            PeakBytes { what, expected, measured }
+        let one = |(what, expected, measured): (&str, u64, u64)| PeakBytes {
+            what: what.to_owned(),
+            expected,
+            measured: Some(measured),
         };
         // Only runs that offload state of a GPU have pinned memory.
-        let is_used = |(what, expected, measured): &(&str, u64, usize)| {
+        let is_used = |(what, expected, measured): &(&str, u64, u64)| {
             *what != PINNED || *expected > 0 || *measured > 0
         };
         all.into_iter().filter(is_used).map(one).collect()
@@ -80,7 +77,7 @@ impl Usage {
     /// Bytes sent per step, by axis, if any.
     pub fn sent(&self) -> Vec<SentBytes> {
         let one = |(axis, counted): (Axis, u64)| {
-            let expected = self.traffic.on(axis);
+            let expected = self.cost.traffic.on(axis);
             let measured = counted.checked_div(self.steps)?;
             let (axis, is_used) = (axis.name().to_owned(), expected > 0 || measured > 0);
             is_used.then_some(SentBytes { axis, expected, measured: Some(measured) })
@@ -94,6 +91,6 @@ impl Usage {
         let mean = |bytes: u64| bytes.checked_div(self.steps);
         let measured =
             mean(read).zip(mean(written)).map(|(read, written)| IoBytes { read, written });
-        measured.map_or_else(Vec::new, |_| DiskIoBytes::rows(self.disk_io, measured))
+        measured.map_or_else(Vec::new, |_| DiskIoBytes::rows(self.cost.disk_io, measured))
     }
 }

@@ -18,7 +18,7 @@ use regatta_testbed::{in_process, sample_cases};
 use regatta_train::checkpoint::StateTensor;
 use regatta_train::offload::OffloadTiers;
 use regatta_train::parallel::{ProcessGroups, ZeroStage};
-use regatta_train::state::{ParamInit, ShardingConfig, StateMemory};
+use regatta_train::state::{ParamInit, ShardingConfig};
 use regatta_train::step::{DeviceModel, Engine, MicroBatch};
 
 use crate::common::{TempDir, config, run_ranks, step_config};
@@ -120,9 +120,9 @@ impl Case {
     fn memory(&self, comm: Arc<dyn Comm>) -> [u64; 4] {
         let (mut engine, tokens) = (self.engine(comm), self.tokens());
         (0..3).for_each(|step| self.step(&mut engine, self.micro_batch(&tokens), step));
-        let StateMemory { parameters, gradients, moments, .. } = engine.state.memory();
-        let activations = engine.device_model.activation_bytes();
-        [parameters.peak(), gradients.peak(), moments.peak(), activations].map(|n| n as u64)
+        let MemoryBytes { params, grads, optimizer, .. } = engine.state.memory();
+        let activations = engine.device_model.activation_bytes() as u64;
+        [params.peak(), grads.peak(), optimizer.peak(), activations]
     }
 
     /// Compares predicted and measured memory of every rank.

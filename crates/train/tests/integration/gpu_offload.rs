@@ -116,7 +116,7 @@ impl Case {
             let (engine, probe) = self.engine(gpu(self.precision), comm.clone(), &dir.0);
             let mut engine = engine.unwrap();
             let losses = RUN.run(&mut engine, &*comm, comm.rank() as usize, self.ranks);
-            let pinned = engine.state.memory().pinned;
+            let pinned = engine.state.memory().pinned as usize;
             assert!(probe.peak_pinned_bytes() >= pinned, "{self:?}");
             drop((engine, comm));
             assert_eq!(probe.allocations(), 0, "{self:?}");
@@ -205,11 +205,11 @@ fn memory_and_disk_traffic_are_those_of_the_cost_model() {
             run(&mut engine);
             assert_eq!(engine.state.io_bytes() - before, expected.disk_io, "{case:?}");
             let found = engine.state.memory();
-            let state = [found.parameters, found.gradients, found.moments];
+            let state = [found.params, found.grads, found.optimizer];
             let memory = expected.memory;
             let predicted = [memory.params, memory.grads, memory.optimizer];
             assert_eq!(
-                (state.map(|memory| memory.peak() as u64), found.pinned as u64),
+                (state.map(|bytes| bytes.peak()), found.pinned),
                 (predicted.map(|bytes| bytes.peak()), memory.pinned),
                 "{case:?}"
             );

@@ -15,7 +15,6 @@ mod gradients;
 mod huggingface;
 mod parallel_layouts;
 mod resharding;
-mod smoke;
 mod staged_comm;
 mod training;
 mod zero;

@@ -8,6 +8,7 @@ use regatta_comm::communicator::Communicator;
 use regatta_device::reference::Reference;
 use regatta_device::tensor::View;
 use regatta_predict::axis::Axis;
+use regatta_predict::cost::MemoryBytes;
 use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::Stage;
 use regatta_predict::shape::{Family, ModelShape};
@@ -17,7 +18,7 @@ use regatta_train::checkpoint::StateTensor;
 use regatta_train::model::Model;
 use regatta_train::offload::{OffloadTiers, Tier};
 use regatta_train::parallel::{ProcessGroups, ZeroStage};
-use regatta_train::state::{ParamInit, ShardingConfig, StateMemory};
+use regatta_train::state::{ParamInit, ShardingConfig};
 use regatta_train::step::{DeviceModel, Engine, MicroBatch, StepError};
 
 use crate::common::{ShortRun, TempDir, run_ranks, step_config, tokens};
@@ -45,7 +46,7 @@ struct Case {
 /// The result of a rank.
 struct Trained {
     losses: Vec<f64>,
-    memory: StateMemory,
+    memory: MemoryBytes,
     /// Bytes sent in the shard group.
     sent: u64,
 }
@@ -257,11 +258,11 @@ fn memory_matches_the_formulas() {
         for ranks in 2..=4 {
             let (all, shard) = padded_lens(family, ranks);
             let of = |zero| {
-                let StateMemory { parameters, gradients, moments, .. } =
+                let MemoryBytes { params, grads, optimizer, .. } =
                     Case::zero(family, zero, ranks, 1).run().memory;
-                assert_eq!(moments.transient, 0);
-                let resident = [parameters.resident, gradients.resident, moments.resident];
-                (resident, [parameters.transient, gradients.transient])
+                assert_eq!(optimizer.transient, 0);
+                let resident = [params, grads, optimizer].map(|bytes| bytes.resident as usize);
+                (resident, [params, grads].map(|bytes| bytes.transient as usize))
             };
             assert_eq!(of(ZeroStage::One), ([all * size, all * size, 2 * shard * size], [0, 0]));
             let (resident, [none, some]) = of(ZeroStage::Two);
@@ -284,15 +285,15 @@ fn few_blocks_of_offloaded_state_are_in_memory() {
         let sharding = ShardingConfig { zero: ZeroStage::Off, offload };
         let case = Case { layers: LAYERS, ranks, shard: ranks, sharding, ..Case::new(family) };
         let (shape, memory) = (case.shape(), case.run().memory);
-        assert_eq!((memory.parameters.resident, memory.moments.resident), (0, 0));
+        assert_eq!((memory.params.resident, memory.optimizer.resident), (0, 0));
         let shard = |block| padded_len(&shape, block, ranks) / ranks * size_of::<f64>();
         // One block in use, one read ahead, one written behind; the last write of a step may complete
         // in the next step only.
         let few = shard(0) + 2 * shard(LAYERS + 1) + 3 * shard(1);
-        assert!(memory.moments.transient <= 2 * few, "{memory:?}");
+        assert!(memory.optimizer.transient as usize <= 2 * few, "{memory:?}");
         // Sharded parameters are unsharded while in use.
         let unsharded = if ranks > 1 { shard(0) + shard(LAYERS + 1) + 2 * shard(1) } else { 0 };
-        assert!(memory.parameters.transient <= few + ranks * unsharded, "{memory:?}");
+        assert!(memory.params.transient as usize <= few + ranks * unsharded, "{memory:?}");
         let all: usize = (0..LAYERS + 2).map(shard).sum();
         assert!(few < all / 2, "{few} of {all}");
     }

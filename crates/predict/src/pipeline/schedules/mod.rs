@@ -6,9 +6,8 @@ mod one_f_one_b;
 mod zero_bubble;
 
 use std::fmt;
-use std::str::FromStr;
 
-use super::{Action, Computation, PipelineSize, ScheduleError, UnknownSchedule};
+use super::{Action, Computation, PipelineSize, ScheduleError};
 
 /// A pipeline schedule. The bubble is idle time over compute time; with *p* stages, *m* micro-batches and
 /// *v* chunks per stage:
@@ -75,15 +74,6 @@ impl PipelineSize {
 impl fmt::Display for ScheduleKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
-    }
-}
-
-impl FromStr for ScheduleKind {
-    type Err = UnknownSchedule;
-
-    fn from_str(name: &str) -> Result<Self, UnknownSchedule> {
-        let found = Self::ALL.into_iter().find(|kind| kind.name() == name);
-        found.ok_or_else(|| UnknownSchedule { name: name.to_owned() })
     }
 }
 

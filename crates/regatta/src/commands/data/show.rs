@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use regatta_model::text::hex;
 use regatta_train::data::prepare::{self, PreparedMeta};
-use regatta_train::data::{Prepared, TokenFile, Tokenizer, open};
+use regatta_train::data::{TokenFile, Tokenizer, open_folder};
 use serde::Serialize;
 
 use crate::args::data::ShowArgs;
@@ -43,7 +43,7 @@ pub fn run(args: &ShowArgs) -> Result<()> {
     let (prepared, files) = if path.is_dir() {
         let prepared = prepare::metadata(&path)?;
         // The same consistency check as in training.
-        let data = open(&Prepared::Folder { path: path.clone(), tokenizer: None })?;
+        let data = open_folder(&path, None)?;
         let split = |name: &str| file(&path.join(name), Some(&data.tokenizer));
         (Some(prepared), vec![split(prepare::TRAIN)?, split(prepare::VALIDATION)?])
     } else {

@@ -21,7 +21,7 @@ use crate::commands::launch::LaunchOptions;
 use crate::commands::self_launch::LaunchRequest;
 use crate::options::RankCountArgs;
 use crate::output;
-pub use render::render;
+pub use render::{render, style};
 
 /// Runs the command.
 pub fn run(args: &DoctorArgs) -> Result<ExitCode> {

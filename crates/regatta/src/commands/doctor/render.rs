@@ -37,7 +37,8 @@ pub fn render(diagnosis: &Diagnosis, verbose: bool) -> String {
     text
 }
 
-fn style(verdict: Verdict) -> Style {
+/// The style of a verdict.
+pub fn style(verdict: Verdict) -> Style {
     match verdict {
         Verdict::Skip => FAINT,
         Verdict::Pass => GOOD,

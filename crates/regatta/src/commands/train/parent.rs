@@ -10,7 +10,7 @@ use regatta_train::config::{Config, DeviceKind, implied_ranks};
 use super::preflight;
 use super::reporter::ProgressReporter;
 use super::run_folder;
-use super::smoke::{ReportingProcess, SmokeReporter};
+use super::smoke::SmokeReporter;
 use crate::args::train::{TrainArgs, TrainRankArgs};
 use crate::commands::launch::{self, LaunchOptions, RankReporter, new_run_id, run_dir_or_new};
 use crate::commands::rank_events::RankEvents;
@@ -61,7 +61,7 @@ pub fn run(mut task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
         reporter.resume_hint().iter().for_each(|hint| output::note(hint));
         return Ok(code);
     }
-    let mut reporter = SmokeReporter::new(ReportingProcess::Parent, args.json);
+    let mut reporter = SmokeReporter::of_launcher(args.json);
     let events = &mut RankEvents(&mut reporter);
     let events = RankReporter { observer: events, names_run_dir: false };
     let code = launch::launch(&launch, discovery, Some(events), Vec::new())?;

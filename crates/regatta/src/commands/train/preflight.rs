@@ -7,7 +7,7 @@ use regatta_launch::config::JobConfig;
 use regatta_predict::cost::rank_cost;
 use regatta_predict::layout::ParallelLayout;
 use regatta_predict::shape::ModelShape;
-use regatta_train::config::{Config, DeviceKind};
+use regatta_train::config::Config;
 use regatta_train::data::{self, DataDirs, Sampler};
 
 use super::rank::data_spec;
@@ -39,7 +39,7 @@ pub fn check(config: &Config, launch: &JobConfig, discovery: &Discovery) -> Resu
 /// in the memory check.
 pub fn measure_data(config: &Config) -> Result<(usize, u64)> {
     let dirs = DataDirs::of(|name| std::env::var_os(name));
-    let dataset = data::open(&data::prepare(&data_spec(config), &dirs)?)?;
+    let dataset = data::open(&data_spec(config), &dirs)?;
     Ok((dataset.tokenizer.vocab_size(), dataset.train.len()))
 }
 
@@ -64,13 +64,6 @@ fn check_memory(
     let options = config.cost_options();
     let memory = |rank| Ok(rank_cost(shape, plan, options, rank)?.memory);
     let memory = (0..ranks).map(memory).collect::<Result<Vec<_>>>()?;
-    if config.train.device == Some(DeviceKind::Gpu) {
-        let needs = memory.iter().map(|memory| config.host_need(plan, memory));
-        let entries: Vec<_> = needs.clone().map(|need| need.entry(&limits)).collect();
-        return Ok((0..)
-            .zip(needs)
-            .try_for_each(|(rank, need)| need.check((rank, &host), &limits, &entries))?);
-    }
     let needs = memory.iter().map(|memory| config.memory_need(plan, memory));
     let entries: Vec<_> = needs.clone().map(|need| need.entry(&limits)).collect();
     Ok((0..)

@@ -11,7 +11,7 @@ use regatta_launch::channel::RankEnd;
 use regatta_model::result::STOPPED_EARLY;
 use regatta_predict::cost::rank_cost;
 use regatta_predict::memory_check::MemoryEntry;
-use regatta_train::config::{Config, DeviceKind};
+use regatta_train::config::Config;
 use regatta_train::data::{self, DataDirs, DataSpec, Dataset};
 use regatta_train::metrics::{EndReason, Event};
 use regatta_train::training::{self, TrainingSetup};
@@ -61,26 +61,12 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
     let (device, size_note) =
         open_device(&mut config, &dataset, threads, &folder, &*comm).inspect_err(abort)?;
     let gemm_flops_per_second = device.measure_gemm_peak(&*comm).inspect_err(abort)?;
-    let device_comm = device.device_comm(&*comm).inspect_err(abort)?;
-    let kernels = device.kernels(&config, comm.size() as usize);
     let vocab_size = config.shape(dataset.tokenizer.vocab_size())?.vocab_size;
     let notes = unused_gpu.into_iter().chain(size_note).chain(device.notes(vocab_size));
     let notes: Vec<String> = notes.collect();
     let trace = gpu_trace::path(rank).filter(|_| device.start_trace());
-    let setup = TrainingSetup {
-        config,
-        name: task.name.clone(),
-        comm,
-        device_comm,
-        device: device.into_device(),
-        threads,
-        kernels,
-        gemm_flops_per_second,
-        dataset,
-        folder: folder.clone(),
-        run: run_id(),
-        require_checkpoint: task.require_checkpoint(),
-    };
+    let setup = setup(task, config, comm.clone(), dataset, device, folder.clone());
+    let setup = TrainingSetup { gemm_flops_per_second, ..setup.inspect_err(abort)? };
     // Installed only now: before there is any state to save, a signal ends the process at once.
     let stop = stop_flag()?;
     let stop = || stop.load(Ordering::Relaxed);
@@ -115,7 +101,7 @@ fn is_restart() -> bool {
 }
 
 /// The ID of the run, the same after a restart.
-pub fn run_id() -> String {
+fn run_id() -> String {
     std::env::var("TORCHELASTIC_RUN_ID").unwrap_or_default()
 }
 
@@ -166,11 +152,36 @@ pub fn open_device(
     Ok((device, note))
 }
 
+/// A run on an opened device. Collective if it is a GPU.
+pub fn setup(
+    task: &TrainTask,
+    config: Config,
+    comm: Arc<dyn Comm>,
+    dataset: Dataset,
+    device: ComputeDevice,
+    folder: PathBuf,
+) -> Result<TrainingSetup> {
+    Ok(TrainingSetup {
+        name: task.name.clone(),
+        device_comm: device.device_comm(&*comm)?,
+        threads: threads(&config),
+        kernels: device.kernels(&config, comm.size() as usize),
+        gemm_flops_per_second: 0.0,
+        device: device.into_device(),
+        run: run_id(),
+        require_checkpoint: task.require_checkpoint(),
+        config,
+        comm,
+        dataset,
+        folder,
+    })
+}
+
 /// Opens the dataset. The first rank of each node tokenizes and verifies it while the others wait.
 pub fn open_dataset(config: &Config, comm: &dyn Comm) -> Result<Dataset> {
     let (spec, dirs) = (data_spec(config), DataDirs::of(|name| std::env::var_os(name)));
     let host = comm.peer(comm.rank()).host;
-    let open = || data::open(&data::prepare(&spec, &dirs)?);
+    let open = || data::open(&spec, &dirs);
     let is_first = (0..comm.rank()).all(|rank| comm.peer(rank).host != host);
     let dataset = is_first.then(open).transpose()?;
     dataset.as_ref().map_or(Ok(()), Dataset::verify)?;
@@ -186,22 +197,10 @@ fn check_memory(config: &Config, vocab_size: usize, comm: &dyn Comm) -> Result<(
     let memory = rank_cost(&shape, &plan, config.cost_options(), comm.rank() as usize)?.memory;
     let (rank, host) = (comm.rank(), comm.peer(comm.rank()).host);
     let limits = memory_limits(&host);
-    match config.train.device {
-        // The device checks its own memory.
-        Some(DeviceKind::Gpu) => {
-            let need = config.host_need(&plan, &memory);
-            let all = exchange_entries(need.entry(&limits), comm)?;
-            if config.train.check_memory {
-                need.check((rank, &host), &limits, &all)?;
-            }
-        }
-        Some(DeviceKind::Cpu) | None => {
-            let need = config.memory_need(&plan, &memory);
-            let all = exchange_entries(need.entry(&limits), comm)?;
-            if config.train.check_memory {
-                need.check((rank, &host), &limits, &all)?;
-            }
-        }
+    let need = config.memory_need(&plan, &memory);
+    let all = exchange_entries(need.entry(&limits), comm)?;
+    if config.train.check_memory {
+        need.check((rank, &host), &limits, &all)?;
     }
     Ok(comm.barrier()?)
 }

@@ -68,7 +68,8 @@ fn damaged_checkpoints_do_not_count_as_kept() {
     for step in [10, 20] {
         save(&mut writers, step, Split::Flat).unwrap();
     }
-    writers[0].mark_damaged(&[scratch.0.join("step-00000020")]);
+    let folder = scratch.0.join("step-00000020");
+    writers[0].mark_damaged(&[Skipped { folder, why: Vec::new() }]);
     save(&mut writers, 30, Split::Flat).unwrap();
     assert_eq!(names(&scratch), ["step-00000010", "step-00000020", "step-00000030"]);
     save(&mut writers, 40, Split::Flat).unwrap();

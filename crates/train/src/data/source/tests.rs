@@ -16,8 +16,8 @@ fn all(tokens: &Tokens) -> Vec<u32> {
 
 #[test]
 fn the_built_in_dataset_is_shakespeare_with_and_without_a_cache() {
-    let data = ["tinyshakespeare", "builtin"]
-        .map(|name| open(&prepare(&spec(name), &DataDirs::default()).unwrap()).unwrap());
+    let data =
+        ["tinyshakespeare", "builtin"].map(|name| open(&spec(name), &DataDirs::default()).unwrap());
     assert_eq!(data[0].digest, data[1].digest);
     let [data, _] = data;
     assert_eq!((data.train.len(), data.validation.len()), (1_003_854, 111_540));
@@ -37,15 +37,18 @@ fn a_large_text_gives_the_same_tokens_as_in_memory() {
     let bpe = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tokenizer/bpe.json");
     for tokenizer in [None, Some(bpe)] {
         let spec = DataSpec { tokenizer, ..spec(path.clone()) };
-        let small = prepare_with(&spec, &dirs, 1 << 20).unwrap();
-        let large = prepare_with(&spec, &dirs, 10).unwrap();
-        assert!(matches!((&small, &large), (Prepared::Text { .. }, Prepared::Folder { .. })));
-        let (a, b) = (open(&small).unwrap(), open(&large).unwrap());
+        let a = open_with(&spec, &dirs, 1 << 20).unwrap();
+        let b = open_with(&spec, &dirs, 10).unwrap();
+        let (Tokens::Memory(_), Tokens::File(file)) = (&a.train, &b.train) else { panic!() };
         assert_eq!(all(&a.train), all(&b.train));
         assert_eq!(all(&a.validation), all(&b.validation));
         assert_eq!(a.tokenizer.fingerprint(), b.tokenizer.fingerprint());
         // The second time it is cached.
-        assert_eq!(prepare_with(&spec, &dirs, 10).unwrap(), large);
+        let written = || std::fs::metadata(file.path()).unwrap().modified().unwrap();
+        let before = written();
+        let again = open_with(&spec, &dirs, 10).unwrap();
+        let Tokens::File(cached) = &again.train else { panic!() };
+        assert_eq!((cached.path(), written()), (file.path(), before));
     }
 }
 
@@ -53,25 +56,21 @@ fn a_large_text_gives_the_same_tokens_as_in_memory() {
 fn the_end_of_the_text_is_the_validation_split() {
     let folder = TempDir::new();
     let path = folder.file("text.txt", "abcdefghij".repeat(10));
-    let prepared = prepare(&spec(path.display().to_string()), &DataDirs::default()).unwrap();
-    let data = open(&prepared).unwrap();
+    let data = open(&spec(path.display().to_string()), &DataDirs::default()).unwrap();
     assert_eq!((data.train.len(), data.validation.len()), (90, 10));
     assert_eq!(all(&data.validation), (0..10).collect::<Vec<u32>>());
     assert!(data.train.read(80..91, &mut Vec::new()).is_err());
     let half = DataSpec { validation: 0.5, ..spec(path.display().to_string()) };
-    let data = open(&prepare(&half, &DataDirs::default()).unwrap()).unwrap();
+    let data = open(&half, &DataDirs::default()).unwrap();
     assert_eq!((data.train.len(), data.validation.len()), (50, 50));
-    assert!(prepare(&DataSpec { validation: 1.0, ..half }, &DataDirs::default()).is_err());
+    assert!(open(&DataSpec { validation: 1.0, ..half }, &DataDirs::default()).is_err());
 }
 
 #[test]
 fn errors_name_the_problem() {
     let folder = TempDir::new();
     let dirs = DataDirs::default();
-    let say = |data: &str| {
-        let answer = prepare_with(&spec(data), &dirs, 1 << 20).and_then(|p| open(&p));
-        answer.unwrap_err().to_string()
-    };
+    let say = |data: &str| open_with(&spec(data), &dirs, 1 << 20).unwrap_err().to_string();
     let error = say("tinyshakespear");
     assert!(error.ends_with("or tinyshakespeare"), "{error}");
     let path = |name: &str, content: &[u8]| folder.file(name, content).display().to_string();
@@ -88,7 +87,9 @@ fn errors_name_the_problem() {
     );
     let tokenizer = Tokenizer::from_characters("éa".chars());
     tokenizer.save(&folder.0.join("characters.json")).unwrap();
-    let error = from_text("ééx", Some(&folder.0.join("characters.json")), 0.5, "").unwrap_err();
+    let tokenizer = Some(folder.0.join("characters.json"));
+    let half = DataSpec { tokenizer, validation: 0.5, ..DataSpec::default() };
+    let error = from_text("ééx", &half, "").unwrap_err();
     let expected = "character 3, 'x', is not among the 2 characters of the tokenizer: remove it";
     assert_eq!(error.to_string(), expected, "in the validation split");
     let error = file("nowhere", &dirs).unwrap_err().to_string();
@@ -112,19 +113,16 @@ fn token_files_of_another_tokenizer_are_refused() {
         at
     };
     let (a, b) = (make(one, "a"), make(two, "b"));
-    let prepared = Prepared::Folder { path: a.clone(), tokenizer: None };
-    assert_eq!(open(&prepared).unwrap().train.len(), 48);
-    let open_with = |tokenizer: PathBuf| {
-        open(&Prepared::Folder { path: a.clone(), tokenizer: Some(tokenizer) })
-    };
+    assert_eq!(open_folder(&a, None).unwrap().train.len(), 48);
+    let open_with = |tokenizer: PathBuf| open_folder(&a, Some(&tokenizer));
     assert!(open_with(a.join(folder::TOKENIZER)).is_ok());
     let error = open_with(b.join(folder::TOKENIZER)).unwrap_err().to_string();
     assert!(error.contains("b/tokenizer.json has fingerprint "), "{error}");
     std::fs::copy(b.join(folder::TOKENIZER), a.join(folder::TOKENIZER)).unwrap();
-    let error = open(&prepared).unwrap_err().to_string();
+    let error = open_folder(&a, None).unwrap_err().to_string();
     assert!(error.contains("train.tokens was prepared with tokenizer"), "{error}");
     std::fs::remove_file(a.join(folder::TOKENIZER)).unwrap();
-    assert!(open(&prepared).unwrap_err().to_string().contains("tokenizer.json"));
+    assert!(open_folder(&a, None).unwrap_err().to_string().contains("tokenizer.json"));
 }
 
 #[test]
@@ -141,7 +139,7 @@ fn the_character_tokenizer_is_refused_for_data_prepared_with_another() {
     }
     let of = |name: &str| {
         let spec = spec(scratch.0.join(name).display().to_string());
-        prepare(&DataSpec { require_char: true, ..spec }, &DataDirs::default())
+        open(&DataSpec { require_char: true, ..spec }, &DataDirs::default())
     };
     assert!(of("char").is_ok());
     let error = of("bpe").unwrap_err().to_string();
@@ -161,7 +159,7 @@ fn raw_tokens_of_nanogpt_can_be_read() {
     Tokenizer::from_characters("abc".chars()).save(&tokenizer).unwrap();
     let data = format!("raw-u16:{}", folder.0.display());
     let spec = DataSpec { tokenizer: Some(tokenizer), ..spec(data) };
-    let data = open(&prepare(&spec, &DataDirs::default()).unwrap()).unwrap();
+    let data = open(&spec, &DataDirs::default()).unwrap();
     assert_eq!(data.tokenizer.decode(&all(&data.train)).unwrap(), "abc");
 }
 

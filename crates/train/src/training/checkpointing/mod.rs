@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 pub use owned_shards::OwnedShards;
 use transfer::{OwnedShard, owned_shards};
-pub use transfer::{chunks, fetch, put, restore};
+pub use transfer::{restore, visit_block};
 
 use super::{Result, TrainError};
 use crate::checkpoint::{self, CheckpointError, CheckpointMeta, Shard, State, Writer};

@@ -79,7 +79,8 @@ fn save(shape: &ModelShape, mesh: Mesh, folder: &Path) -> Checkpoint {
         let mut engine = engine(shape, mesh, rank);
         let blocks = engine.device_model.model.blocks.clone();
         for range in OwnedShards::of(&engine).all(&blocks) {
-            put(&mut engine, (range.block, range.kind), range.start(), &expected(&range)).unwrap();
+            let (state, start) = (&mut engine.state, range.start());
+            state.write_elements(range.block, range.kind, start, &expected(&range)).unwrap();
         }
         let shards = owned_shards(&engine);
         let metas = shards.iter().map(|shard| shard.meta.clone()).collect();
@@ -101,7 +102,8 @@ fn read(shape: &ModelShape, mesh: Mesh, saved: &Checkpoint) {
         let blocks = engine.device_model.model.blocks.clone();
         for range in OwnedShards::of(&engine).all(&blocks) {
             let mut read = vec![0.0; range.range.len()];
-            fetch(&mut engine, (range.block, range.kind), range.start(), &mut read).unwrap();
+            let (state, start) = (&mut engine.state, range.start());
+            state.read_elements(range.block, range.kind, start, &mut read).unwrap();
             assert_eq!(read, expected(&range), "rank {rank}: {}", range.parameter.name);
         }
     }
@@ -175,7 +177,7 @@ fn the_predicted_checkpoint_copy_is_what_ranks_write() {
             let shards = owned_shards(&engine);
             let written: usize = shards.iter().map(|s| 4 * s.meta.slice.len(&s.meta.shape)).sum();
             let memory = rank_cost(&shape, &plan, CostOptions::new(4, false), rank).unwrap().memory;
-            let predicted = config.memory_need(&plan, &memory).checkpoint as usize;
+            let predicted = config.memory_need(&plan, &memory).checkpoint() as usize;
             // Parameters replicated over the tensor-parallel group are written by one of its ranks, a table
             // that two stages have by one of them.
             let off = written.abs_diff(predicted);
@@ -188,7 +190,7 @@ fn the_predicted_checkpoint_copy_is_what_ranks_write() {
         let config = resolve(None, args).unwrap().config;
         let optimizer = StateBytes { resident: 800, transient: 0 };
         let memory = MemoryBytes { optimizer, ..MemoryBytes::default() };
-        config.memory_need(&config.validate(2).unwrap(), &memory).checkpoint
+        config.memory_need(&config.validate(2).unwrap(), &memory).checkpoint()
     };
     assert_eq!(footprint(&[]), 600);
     assert_eq!(footprint(&["zero=1"]), 1200);

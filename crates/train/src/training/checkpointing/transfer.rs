@@ -11,26 +11,24 @@ use crate::training::{Result, TrainError};
 /// Elements copied at a time.
 const CHUNK_LEN: usize = 1 << 20;
 
-/// Copies elements of this rank's shard of a block, from offset `start` in the block.
-pub fn fetch(
+/// Passes this rank's parameters and optimizer state of a block to `visit`, chunk by chunk. Writes the chunk
+/// back if `visit` returns true.
+pub fn visit_block(
     engine: &mut Engine,
-    what: (usize, StateTensor),
-    start: usize,
-    elements: &mut [f32],
+    block: usize,
+    visit: &mut dyn FnMut(&mut [f32]) -> Result<bool>,
 ) -> Result<()> {
-    let state = &mut engine.state;
-    Ok(state.read_elements(what.0, what.1, start - state.shards[what.0].start, elements)?)
-}
-
-/// Overwrites elements of this rank's shard of a block, from offset `start` in the block.
-pub fn put(
-    engine: &mut Engine,
-    what: (usize, StateTensor),
-    start: usize,
-    elements: &[f32],
-) -> Result<()> {
-    let state = &mut engine.state;
-    Ok(state.write_elements(what.0, what.1, start - state.shards[what.0].start, elements)?)
+    let mut elements = Vec::new();
+    for kind in StateTensor::ALL {
+        for chunk in chunks(engine.state.shards[block].clone()) {
+            elements.resize(chunk.len(), 0.0);
+            engine.state.read_elements(block, kind, chunk.start, &mut elements)?;
+            if visit(&mut elements)? {
+                engine.state.write_elements(block, kind, chunk.start, &elements)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// A shard of a checkpoint and its location in the engine.
@@ -47,7 +45,7 @@ impl OwnedShard {
     pub fn elements(&self, engine: &mut Engine) -> Result<Vec<f32>> {
         let ShardMeta { kind, shape, slice, .. } = &self.meta;
         let mut elements = vec![0.0; slice.len(shape)];
-        fetch(engine, (self.block, *kind), self.start, &mut elements)?;
+        engine.state.read_elements(self.block, *kind, self.start, &mut elements)?;
         Ok(elements)
     }
 }
@@ -89,7 +87,7 @@ pub fn restore(engine: &mut Engine, checkpoint: &Checkpoint) -> Result<()> {
         for chunk in chunks(range.range.clone()) {
             let start = range.parameter.offset + chunk.start;
             read(checkpoint, &range, chunk, &mut buffer)?;
-            put(engine, (range.block, range.kind), start, &buffer)?;
+            engine.state.write_elements(range.block, range.kind, start, &buffer)?;
         }
     }
     Ok(())
@@ -114,7 +112,7 @@ fn read(
 }
 
 /// A range in chunks of limited size.
-pub fn chunks(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+fn chunks(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
     range.step_by(CHUNK_LEN).map(move |start| start..(start + CHUNK_LEN).min(end))
 }

@@ -63,7 +63,7 @@ pub fn training_setup(
         threads: 1,
         kernels: String::new(),
         gemm_flops_per_second: 0.0,
-        dataset: data::open(&data::prepare(data, &DataDirs::default())?)?,
+        dataset: data::open(data, &DataDirs::default())?,
         folder,
         run: RUN.to_owned(),
         require_checkpoint: false,

@@ -6,12 +6,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result};
-use regatta_comm::{Comm, bootstrap, hierarchical};
+use regatta_comm::{Comm, CommError, bootstrap, hierarchical};
 use regatta_launch::channel::RankEnd;
-use regatta_train::training::smoke::{Check, Details, Findings, RankInfo, SmokeEvent, SmokeTest};
-use regatta_train::training::{TrainError, TrainingSetup};
+use regatta_model::units::format_count;
+use regatta_train::training::TrainError;
+use serde_json::json;
 
-use super::report::ReportingProcess;
+use super::checks::{Interrupted, RankInfo, SmokeTest};
+use super::report::{Check, CheckResult, SmokeEvent, SmokeFailure};
 use super::reporter::SmokeReporter;
 use crate::commands::compute_device;
 use crate::commands::rank_events::EventSink;
@@ -22,7 +24,7 @@ use crate::commands::train::{TrainTask, rank as training};
 pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
     let settings = bootstrap::BootstrapConfig::from_env()?;
     let rank = settings.rank;
-    let reporter = || Ok(SmokeReporter::new(ReportingProcess::Rank, task.json));
+    let reporter = || Ok(SmokeReporter::of_rank(task.json));
     let has_parent = channel.is_some();
     let to_launcher = channel.as_ref().map(RankEnd::try_clone).transpose()?;
     let mut sink = EventSink::new(rank, channel, reporter)?;
@@ -35,10 +37,10 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
     // Installed only now: before the ranks are connected, a signal ends the process at once.
     let stop = training::stop_flag()?;
     let stop = || stop.load(Ordering::Relaxed);
-    let mut on_check = |result| sink.emit(SmokeEvent::Check(Box::new(result)));
-    let mut smoke = SmokeTest::new(comm.clone(), &stop, &mut on_check);
+    let mut emit = |event| sink.emit(event);
+    let mut smoke = SmokeTest::new(comm.clone(), &stop, &mut emit);
     let result = run_checks(&mut smoke, &comm, task, elapsed);
-    let (current, passed) = (smoke.current(), smoke.passed());
+    let (current, passed) = (smoke.current, smoke.passed);
     if let Err(error) = result {
         // Tells the other ranks the cause, because they wait for this one.
         comm.abort(&error.to_string());
@@ -47,7 +49,7 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
         }
         return fail(sink, current, error);
     }
-    sink.emit(SmokeEvent::Done);
+    sink.emit(SmokeEvent::End(None));
     finish(sink)?;
     // A parent process exits by the report. No rank has failed for the launcher: all agree on the
     // result.
@@ -69,52 +71,34 @@ fn run_checks(
     let rank = comm.rank();
     let host = comm.peer(rank).host;
     let cpus = regatta_discover::live_affinity().unwrap_or_default();
-    smoke.ranks(&RankInfo { rank, host, cpus, threads, kernels: kernels.clone() })?;
+    smoke.ranks(&RankInfo { rank, host, cpus, threads, kernels })?;
     let folder = training::run_folder(task, &**comm)?;
     let (dataset, device) = smoke.check(Check::Data, |comm| {
         let dataset = training::open_dataset(&config, comm)?;
         let (device, _) = training::open_device(&mut config, &dataset, threads, &folder, comm)?;
-        let (source, tokens) = (config.data.source.clone(), dataset.train.len());
-        Ok::<_, anyhow::Error>(((dataset, device), Findings::of(Details::Data { source, tokens })))
+        let (source, tokens) = (&config.data.source, dataset.train.len());
+        let summary = format!("{source}, {} tokens", format_count(tokens as f64));
+        let details = json!({"data": {"source": source, "tokens": tokens}});
+        Ok(((dataset, device), CheckResult::passed(details, summary)))
     })?;
-    let device_comm = device.device_comm(&**comm)?;
-    let (name, comm, device) = (task.name.clone(), comm.clone(), device.into_device());
-    let run = training::run_id();
-    let setup = TrainingSetup {
-        config,
-        name,
-        comm,
-        device_comm,
-        device,
-        threads,
-        kernels,
-        gemm_flops_per_second: 0.0,
-        dataset,
-        folder,
-        run,
-        require_checkpoint: false,
-    };
-    smoke.training(setup)?;
-    Ok(())
+    smoke.training(training::setup(task, config, comm.clone(), dataset, device, folder)?)
 }
 
 /// Reports an incomplete check. Rank 0 reports for all ranks; another rank prints only an error that
 /// the others do not have.
 fn fail(mut sink: EventSink<SmokeReporter>, check: Check, error: Error) -> Result<ExitCode> {
-    use TrainError::{Comm, Interrupted, NotFinite, RankMismatch, WrongAllReduce};
-    let is_on_all_ranks = matches!(
-        error.downcast_ref(),
-        Some(
-            Comm(_) | RankMismatch { .. } | NotFinite { .. } | WrongAllReduce { .. } | Interrupted
-        )
-    );
+    use TrainError::{Comm, NotFinite, RankMismatch};
+    let is_interrupted = error.is::<Interrupted>();
+    let of_training = error.downcast_ref();
+    let is_on_all_ranks = is_interrupted
+        || matches!(of_training, Some(Comm(_) | RankMismatch { .. } | NotFinite { .. }))
+        || error.is::<CommError>();
     if matches!(sink, EventSink::Discard) && !is_on_all_ranks {
         return Err(error);
     }
-    sink.emit(match error.downcast_ref() {
-        Some(Interrupted) => SmokeEvent::Interrupted(check),
-        _ => SmokeEvent::Aborted { check, reason: format!("{error:#}") },
-    });
+    let failure = SmokeFailure::new(check, format!("{error:#}"));
+    let hint = failure.hint.filter(|_| !is_interrupted);
+    sink.emit(SmokeEvent::End(Some(SmokeFailure { hint, ..failure })));
     finish(sink)?;
     Ok(ExitCode::FAILURE)
 }

@@ -4,9 +4,8 @@ use std::time::Instant;
 
 use anyhow::Result;
 use regatta_launch::channel::ChannelError;
-use regatta_train::training::smoke::SmokeEvent;
 
-use super::report::{ReportingProcess, SmokeReport};
+use super::report::{SmokeEvent, SmokeReport};
 use super::text;
 use crate::commands::rank_events::EventReporter;
 use crate::commands::reporter_output::ReporterOutput;
@@ -26,7 +25,7 @@ impl EventReporter for SmokeReporter {
     /// A check may fail on ranks that all complete it.
     fn failure(&self) -> Option<String> {
         let failure = self.report.failure.as_ref()?;
-        Some(format!("smoke test failed: {}: {}", failure.check.name(), failure.error))
+        Some(format!("smoke test failed: {}: {}", failure.check, failure.error))
     }
 }
 
@@ -41,14 +40,16 @@ pub struct SmokeReporter {
 }
 
 impl SmokeReporter {
-    /// A reporter that has printed nothing yet.
-    pub fn new(process: ReportingProcess, json: bool) -> Self {
-        let printer = match process {
-            ReportingProcess::Parent => ReporterOutput::queued(),
-            ReportingProcess::Rank => ReporterOutput::default(),
-        };
-        let report = SmokeReport::new(process);
+    /// In a rank that has no launcher.
+    pub fn of_rank(json: bool) -> Self {
+        let (report, printer) = (SmokeReport::default(), ReporterOutput::default());
         Self { report, start: Instant::now(), json, printed: 0, printer }
+    }
+
+    /// In the launcher, which knows how long the start of the ranks took.
+    pub fn of_launcher(json: bool) -> Self {
+        let report = SmokeReport { is_launcher: true, ..SmokeReport::default() };
+        Self { report, printer: ReporterOutput::queued(), ..Self::of_rank(json) }
     }
 
     /// Completes the report after the end. Fails if it could not be printed.
@@ -83,8 +84,10 @@ impl SmokeReporter {
 mod tests {
     use regatta_launch::channel;
     use regatta_launch::status::JobObserver as _;
-    use regatta_train::training::smoke::{Check, CheckResult, Details, Findings, RankInfo};
+    use serde_json::json;
 
+    use super::super::checks::RankInfo;
+    use super::super::report::{Check, CheckResult};
     use super::*;
     use crate::commands::rank_events::RankEvents;
 
@@ -97,9 +100,10 @@ mod tests {
             kernels: "AVX-512 bf16, AMX bf16".repeat(4),
             ..RankInfo::default()
         };
-        let findings = Findings::of(Details::Ranks((0..16_384).map(rank).collect()));
-        let check = CheckResult { check: Check::Ranks, findings, ..CheckResult::default() };
-        let mut reporter = SmokeReporter::new(ReportingProcess::Parent, true);
+        let ranks: Vec<RankInfo> = (0..16_384).map(rank).collect();
+        let check = CheckResult::passed(json!({"ranks": ranks}), String::new());
+        let check = CheckResult { check: Check::Ranks, ..check };
+        let mut reporter = SmokeReporter::of_launcher(true);
         let event = SmokeEvent::Check(Box::new(check.clone()));
         RankEvents(&mut reporter).on_frame(0, &channel::encode(&event).unwrap());
         assert_eq!(reporter.report.checks.last(), Some(&check));
