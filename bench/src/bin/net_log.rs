@@ -29,7 +29,7 @@ fn main() -> Result<()> {
     let all = start.elapsed();
     ensure!(report.ranks.len() == RANKS as usize, "{} ranks found", report.ranks.len());
     let bytes = blocks * block.len();
-    println!("{} lines, {bytes} bytes: {}", report.lines, report.verdict);
+    println!("{} lines, {bytes} bytes: {}", report.counts.lines, report.verdict);
     println!(
         "read {:.2} s ({:.0} MB/s), report {:.3} s, largest resident set {} kB",
         read.as_secs_f64(),

@@ -11,7 +11,7 @@ use crate::support::train::{metrics, run};
 
 /// Asserts that the losses of each case are those of a single rank.
 fn assert_losses_match_single_rank(cases: &[ParallelCase]) {
-    let cases: Vec<&ParallelCase> = sample_cases(cases, 3).collect();
+    let cases: Vec<ParallelCase> = sample_cases(cases.iter().copied(), 3).collect();
     let folder = TempDir::new();
     let train = |case: ParallelCase| {
         let (ranks, model, layout) = case;

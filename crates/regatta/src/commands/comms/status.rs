@@ -120,10 +120,6 @@ fn rows(status: &Status, now: u64) -> Vec<StatusRow> {
     }
 }
 
-fn seconds(later: u64, earlier: u64) -> f64 {
-    later.saturating_sub(earlier) as f64 / 1e9
-}
-
 fn current_row(current: &CurrentOperation, age_s: f64) -> CurrentRow {
     CurrentRow {
         operation: kind_name(current.kind),

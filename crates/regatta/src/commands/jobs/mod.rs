@@ -18,7 +18,6 @@ use super::submit::record::{self, JobRecord};
 use crate::args::jobs::JobsArgs;
 use crate::output;
 
-
 /// A job with its state.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct JobEntry {

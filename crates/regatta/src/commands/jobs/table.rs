@@ -1,6 +1,6 @@
 //! The table of jobs.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use regatta_discover::job_state::JobState;
 use regatta_draw::escapes::keep_colours;

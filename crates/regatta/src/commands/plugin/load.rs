@@ -56,7 +56,7 @@ fn outcome(text: &str, end: CommandEnd, limit: Duration) -> (LoadResult, TableNa
     let mut lines = text.lines();
     let error: Option<Option<String>> = lines.next().and_then(|l| serde_json::from_str(l).ok());
     let names = lines.next().and_then(|line| serde_json::from_str(line).ok()).unwrap_or_default();
-    let result = match (error, timed_out) {
+    let result = match (error, end) {
         (Some(None), _) => LoadResult::Loaded,
         (Some(Some(error)), _) => LoadResult::Failed(error),
         (None, CommandEnd::TimedOut) => {

@@ -7,10 +7,11 @@ use std::thread;
 
 use regatta_comm::communicator::Communicator;
 use regatta_comm::error::Peer;
-use regatta_comm::{Call, CallKind, Comm, CommError, Event, OwnedCall, Pending, in_process};
+use regatta_comm::{Call, CallKind, Comm, CommError, Event, OwnedCall, Pending};
 use regatta_device::precision::Precision;
 use regatta_doctor::Verdict;
 use regatta_kernels_cpu::Cpu;
+use regatta_testbed::in_process;
 use regatta_train::config::{self, Config};
 use regatta_train::data::{self, DataDirs, DataSpec};
 use regatta_train::metrics::StepSeconds;
