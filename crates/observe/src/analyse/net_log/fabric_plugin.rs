@@ -2,6 +2,9 @@
 
 use memchr::memmem;
 
+use super::log::{MAX_LIST, clip};
+use super::report::RankReport;
+
 /// Name of the plug-in's network.
 pub const NETWORK: &str = "Regatta";
 /// Begin of the plug-in's messages.
@@ -12,41 +15,26 @@ const NOT_USED: &[u8] = b"not used: ";
 /// What the warning ends with.
 const FALL_BACK: &[u8] = b"; NCCL's own transport is used";
 
-/// What the plug-in uses: `libfabric 1.17, provider cxi, 4 NICs (cxi0, cxi1), 200 Gb/s each, GPUDirect
-/// RDMA: yes (dma-buf)`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FabricUse<'a> {
-    pub libfabric: Option<&'a [u8]>,
-    pub provider: &'a [u8],
-    /// Names of the NICs, separated by commas.
-    pub nics: &'a [u8],
-    /// `yes (dma-buf)`, or `no (REASON)`.
-    pub gdr: Option<&'a [u8]>,
-}
-
-impl<'a> FabricUse<'a> {
-    /// Names of the NICs, by their number.
-    pub fn nics(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
-        self.nics.split(|b| *b == b',').map(<[u8]>::trim_ascii).filter(|name| !name.is_empty())
+/// Adds to the facts what an info message of the plug-in says, as `libfabric 1.17, provider cxi, 4 NICs
+/// (cxi0, cxi1), 200 Gb/s each, GPUDirect RDMA: yes (dma-buf)`; false if that is nothing.
+pub fn read_facts(message: &[u8], facts: &mut RankReport) -> bool {
+    if let Some(reason) = not_used(message) {
+        facts.plugin.not_used = Some(clip(reason));
+        return true;
     }
-}
-
-/// Parses an info message of the plug-in.
-pub fn parse(message: &[u8]) -> Option<FabricUse<'_>> {
-    let text = message.strip_prefix(PREFIX)?;
-    let mut found = FabricUse { libfabric: None, provider: b"", nics: b"", gdr: None };
-    for part in parts(text) {
-        if let Some(version) = part.strip_prefix(b"libfabric ") {
-            found.libfabric = Some(version);
-        } else if let Some(name) = part.strip_prefix(b"provider ") {
-            found.provider = name;
-        } else if let Some(gdr) = part.strip_prefix(b"GPUDirect RDMA: ") {
-            found.gdr = Some(gdr);
-        } else if let Some(names) = nic_names(part) {
-            found.nics = names;
-        }
+    let text = message.strip_prefix(PREFIX).unwrap_or_default();
+    let find = |name: &[u8]| parts(text).filter_map(|part| part.strip_prefix(name)).last();
+    let Some(provider) = find(b"provider ").filter(|name| !name.is_empty()) else { return false };
+    facts.plugin.provider = Some(clip(provider));
+    facts.plugin.libfabric = find(b"libfabric ").map(clip);
+    let names = parts(text).filter_map(nic_names).last().unwrap_or_default();
+    let names = names.split(|b| *b == b',').map(<[u8]>::trim_ascii);
+    facts.plugin.nics = names.filter(|name| !name.is_empty()).take(MAX_LIST).map(clip).collect();
+    // `yes (dma-buf)`, or `no (REASON)`.
+    if let Some(gdr) = find(b"GPUDirect RDMA: ").filter(|gdr| !gdr.starts_with(b"yes")) {
+        facts.gdr_disabled.get_or_insert_with(|| format!("GPUDirect RDMA: {}", clip(gdr)));
     }
-    (!found.provider.is_empty()).then_some(found)
+    true
 }
 
 /// The reason why the plug-in is not used.
@@ -80,27 +68,36 @@ fn parts(text: &[u8]) -> impl Iterator<Item = &[u8]> {
 mod tests {
     use super::*;
 
+    fn read(text: &str) -> Option<RankReport> {
+        let mut facts = RankReport::default();
+        read_facts(text.as_bytes(), &mut facts).then_some(facts)
+    }
+
     #[test]
     fn line_names_provider_nics_and_gpudirect_rdma() {
-        let line =
-            b"NET/Regatta: libfabric 1.17, provider cxi, 2 NICs (cxi0, cxi1), 200 Gb/s each, \
-                     GPUDirect RDMA: no (no DMA-BUF, and no HMEM)";
-        let found = parse(line).unwrap();
-        assert_eq!((found.libfabric, found.provider), (Some(&b"1.17"[..]), &b"cxi"[..]));
-        assert_eq!(found.nics().collect::<Vec<_>>(), [b"cxi0", b"cxi1"]);
-        assert_eq!(found.gdr, Some(&b"no (no DMA-BUF, and no HMEM)"[..]));
-        let short = parse(b"NET/Regatta: provider tcp;ofi_rxm, 1 NIC (eth0)").unwrap();
-        assert_eq!((short.provider, short.nics), (&b"tcp;ofi_rxm"[..], &b"eth0"[..]));
+        let line = "NET/Regatta: libfabric 1.17, provider cxi, 2 NICs (cxi0, cxi1), 200 Gb/s each, \
+                    GPUDirect RDMA: no (no DMA-BUF, and no HMEM)";
+        let RankReport { plugin, gdr_disabled, .. } = read(line).unwrap();
+        assert_eq!(
+            (plugin.libfabric.as_deref(), plugin.provider.as_deref()),
+            (Some("1.17"), Some("cxi"))
+        );
+        assert_eq!(plugin.nics, ["cxi0", "cxi1"]);
+        let reason = "GPUDirect RDMA: no (no DMA-BUF, and no HMEM)";
+        assert_eq!(gdr_disabled.as_deref(), Some(reason));
+        let short = read("NET/Regatta: provider tcp;ofi_rxm, 1 NIC (eth0)").unwrap().plugin;
+        assert_eq!(short.provider.as_deref(), Some("tcp;ofi_rxm"));
+        assert_eq!(short.nics, ["eth0"]);
     }
 
     #[test]
     fn other_messages_of_the_plugin_say_nothing() {
         for text in ["NET/Regatta: libfabric 1.17", "NET/Regatta: ", "NET/OFI provider cxi", ""] {
-            assert_eq!(parse(text.as_bytes()), None, "{text}");
+            assert!(read(text).is_none(), "{text}");
             assert_eq!(not_used(text.as_bytes()), None, "{text}");
         }
-        let unbalanced = parse(b"NET/Regatta: provider cxi, 4 NICs )(cxi0, a)(").unwrap();
-        assert_eq!(unbalanced.nics, b"");
+        let unbalanced = read("NET/Regatta: provider cxi, 4 NICs )(cxi0, a)(").unwrap();
+        assert!(unbalanced.plugin.nics.is_empty());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use memchr::memmem;
 
-use super::fabric_plugin::{self, FabricUse};
+use super::fabric_plugin;
 use super::message::{self, Message};
 use super::record::{self, Header, Level, Record};
 use super::report::{LineCounts, RankReport};
@@ -23,7 +23,7 @@ const MAX_DEVICES: usize = 64;
 /// Most different transports of a device.
 const MAX_TRANSPORTS: usize = 512;
 /// Most elements of a list: interfaces, variables, failures.
-const MAX_LIST: usize = 64;
+pub const MAX_LIST: usize = 64;
 /// Most processes among which that of a glued record is searched for.
 const MAX_SEARCHED: usize = 4096;
 /// Most warnings of a process.
@@ -162,7 +162,7 @@ impl NetLog {
             Some(at) if at > 0 => at - 1,
             _ => return,
         };
-        let Some(Message::Version(text)) = message::version(&line[start..]) else { return };
+        let Some(text) = message::version(&line[start..]) else { return };
         let version = clip(text);
         match self.sources[source.0].last {
             Some(at) if self.processes[at].facts.library.is_none() => {
@@ -205,7 +205,8 @@ impl NetLog {
     fn on_message(&mut self, source: SourceId, process: usize, device: usize, record: &Record<'_>) {
         let line = self.sources[source.0].line;
         let parsed = message::parse(record.message);
-        let may_continue = matches!(parsed, Message::ChannelStart | Message::SocketInterfaces(_));
+        let may_continue =
+            parsed == Message::ChannelStart || message::socket_interfaces(record.message).is_some();
         if may_continue && record.complete {
             let text = record.message.to_vec();
             self.sources[source.0].continuation = Some(Continuation { process, device, text });
@@ -219,7 +220,9 @@ impl NetLog {
                 process.devices[device].add_channel(rank, direction, via, record.complete, line);
             }
             // What is cut off may be wrong: a network `AWS` of `AWS Libfabric`.
-            _ if record.complete => process.apply(device, &parsed),
+            Message::Other if record.complete => {
+                message::read_facts(record.message, process, device);
+            }
             _ => {}
         }
     }
@@ -243,8 +246,12 @@ impl NetLog {
                 let device = &mut self.processes[process].devices[device];
                 device.add_channel(rank, direction, via, terminated, at);
             }
-            parsed @ Message::SocketInterfaces(_) if next.starts_with(b"[") && terminated => {
-                self.processes[process].apply(device, &parsed);
+            Message::Other
+                if next.starts_with(b"[")
+                    && terminated
+                    && message::socket_interfaces(text).is_some() =>
+            {
+                message::read_facts(text, &mut self.processes[process], device);
             }
             _ => {}
         }
@@ -346,88 +353,12 @@ impl Device {
     }
 }
 
-impl Process {
-    fn apply(&mut self, device: usize, message: &Message<'_>) {
-        let Self { facts, devices, .. } = self;
-        let (plugin, device) = (&mut facts.plugin, &mut devices[device]);
-        match *message {
-            Message::Communicator { rank, ranks, nodes } => {
-                if device.communicator.is_none_or(|(_, known)| ranks >= known) {
-                    device.communicator = Some((rank, ranks));
-                    device.nodes = nodes.or(device.nodes);
-                }
-            }
-            Message::Connected => device.connected = true,
-            Message::Network(name) => facts.network = Some(clip(name)),
-            Message::SocketInterfaces(list) => {
-                let found = message::devices(list).take(MAX_LIST);
-                facts.sockets = found.map(|(at, name, _)| (at, clip(name))).collect();
-            }
-            Message::IbDevices(list) => {
-                let found = message::devices(list).take(MAX_LIST);
-                facts.ib_devices =
-                    found.map(|(at, name, link)| (at, ib_name(name, link))).collect();
-                self.out_of_band = message::out_of_band(list).map(clip);
-            }
-            Message::NoIbDevice => facts.ib_missing = true,
-            Message::Bootstrap(text) => facts.bootstrap = Some(clip(message::until(text, b":"))),
-            Message::PluginLoaded { name, version } => {
-                plugin.name = Some(clip(name));
-                plugin.api = version.map(clip).or(plugin.api.take());
-            }
-            Message::PluginLibrary(name) => plugin.library = Some(clip(name)),
-            Message::PluginNotFound(text) => {
-                // The first one is the library that was asked for.
-                plugin.not_found.get_or_insert_with(|| clip(text));
-            }
-            Message::PluginFailed(text) => {
-                plugin.failure.get_or_insert_with(|| clip(text));
-            }
-            Message::OfiVersion(text) => plugin.package = Some(clip(text)),
-            Message::LibfabricVersion(text) => plugin.libfabric = Some(clip(text)),
-            Message::Provider(text) => plugin.provider = Some(clip(text)),
-            Message::Fabric(fabric) => set_fabric(facts, &fabric),
-            Message::FabricNotUsed(reason) => plugin.not_used = Some(clip(reason)),
-            Message::GdrDistance { enabled: false, text } => {
-                facts.gdr_disabled.get_or_insert_with(|| clip(text));
-            }
-            Message::Variable { name, value } if facts.variables.len() < MAX_LIST => {
-                facts.variables.entry(clip(name)).or_insert_with(|| clip(value));
-            }
-            Message::Version(text) => facts.library = Some(clip(text)),
-            Message::Variable { .. }
-            | Message::GdrDistance { .. }
-            | Message::Channel { .. }
-            | Message::ChannelStart
-            | Message::Nothing => {}
-        }
-    }
-}
-
-fn set_fabric(facts: &mut RankReport, fabric: &FabricUse<'_>) {
-    facts.plugin.libfabric = fabric.libfabric.map(clip);
-    facts.plugin.provider = Some(clip(fabric.provider));
-    facts.plugin.nics = fabric.nics().take(MAX_LIST).map(clip).collect();
-    if let Some(gdr) = fabric.gdr.filter(|gdr| !gdr.starts_with(b"yes")) {
-        facts.gdr_disabled.get_or_insert_with(|| format!("GPUDirect RDMA: {}", clip(gdr)));
-    }
-}
-
-/// Name of an InfiniBand device, with the kind of its network if the log has it.
-fn ib_name(name: &[u8], link: &[u8]) -> String {
-    let name = clip(name);
-    match clip(link).rsplit('/').next() {
-        Some(link @ ("IB" | "RoCE")) => format!("{name} ({link})"),
-        _ => name,
-    }
-}
-
 fn clip_host(host: &[u8]) -> &[u8] {
     &host[..host.len().min(MAX_TEXT)]
 }
 
 /// A text for reports: one line, of limited length.
-fn clip(text: &[u8]) -> String {
+pub fn clip(text: &[u8]) -> String {
     let text = text.trim_ascii();
     String::from_utf8_lossy(&text[..text.len().min(MAX_TEXT)]).into_owned()
 }

@@ -3,92 +3,58 @@
 
 use memchr::memmem;
 
-use super::fabric_plugin::{self, FabricUse};
+use super::fabric_plugin;
+use super::log::{Device, MAX_LIST, Process, clip};
 use super::record::parse_u32;
+use super::report::{PluginReport, RankReport};
 use super::transport::Direction;
 
 /// Networks that NCCL brings along: their failure to initialise is that of a missing device, not that of
 /// a plug-in.
 pub const BUILT_IN: [&str; 2] = ["IB", "Socket"];
 
-/// The meaning of a message.
+/// A message about a channel, whose record may be cut off, or any other.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Message<'a> {
     /// The transport of a channel, behind `via`; `rank` is the rank that logged it.
-    Channel {
-        rank: u32,
-        direction: Option<Direction>,
-        via: &'a [u8],
-    },
+    Channel { rank: u32, direction: Option<Direction>, via: &'a [u8] },
     /// The beginning of a channel line that continues in the next line.
     ChannelStart,
-    /// Rank and size of a communicator, and its number of nodes.
-    Communicator {
-        rank: u32,
-        ranks: u32,
-        nodes: Option<u32>,
-    },
-    /// Rings or trees are connected.
-    Connected,
-    /// The network that a communicator uses.
-    Network(&'a [u8]),
-    /// Interfaces or devices of a network: `[0]hsn0:10.1.1.1<0> [1]...`.
-    SocketInterfaces(&'a [u8]),
-    IbDevices(&'a [u8]),
-    NoIbDevice,
-    /// Interface and address of the bootstrap connections.
-    Bootstrap(&'a [u8]),
-    /// A network plug-in.
-    PluginLoaded {
-        name: &'a [u8],
-        version: Option<&'a [u8]>,
-    },
-    PluginLibrary(&'a [u8]),
-    PluginNotFound(&'a [u8]),
-    PluginFailed(&'a [u8]),
-    /// Name and version of the libfabric plug-in, libfabric's version, and its provider.
-    OfiVersion(&'a [u8]),
-    LibfabricVersion(&'a [u8]),
-    Provider(&'a [u8]),
-    /// What our plug-in uses of libfabric.
-    Fabric(FabricUse<'a>),
-    /// Why our plug-in is not used although it is loaded.
-    FabricNotUsed(&'a [u8]),
-    /// Whether NIC and GPU are close enough for GPUDirect RDMA.
-    GdrDistance {
-        enabled: bool,
-        text: &'a [u8],
-    },
-    /// An environment variable that NCCL has read.
-    Variable {
-        name: &'a [u8],
-        value: &'a [u8],
-    },
-    /// Version of NCCL or RCCL.
-    Version(&'a [u8]),
-    /// Nothing about the network.
-    Nothing,
+    /// The order of a ring.
+    Ring,
+    /// Any other: [`read_facts`] reads it.
+    Other,
 }
 
 /// Parses an info message.
 pub fn parse(message: &[u8]) -> Message<'_> {
     let message = message.trim_ascii();
-    if let Some(rest) = message.strip_prefix(b"Channel ") {
-        return channel(rest);
+    match message.strip_prefix(b"Channel ") {
+        Some(rest) => channel(rest),
+        None => collnet(message).unwrap_or(Message::Other),
     }
+}
+
+/// Adds to the facts of a process what a complete message says that is not about a channel; `None` if that
+/// is nothing.
+pub fn read_facts(message: &[u8], process: &mut Process, device: usize) -> Option<()> {
+    let message = message.trim_ascii();
+    let device = &mut process.devices[device];
+    let facts = &mut process.facts;
     match message.first() {
-        Some(b'N') => net(message).or_else(|| version(message)),
-        Some(b'C') => connected(message),
-        Some(b'G') => gdr(message),
-        Some(b'B') => bootstrap(message),
-        Some(b'U') => message.strip_prefix(b"Using network ").map(Message::Network),
+        Some(b'N') => net(message, facts, &mut process.out_of_band),
+        Some(b'C') => message.strip_prefix(b"Connected ").map(|_| device.connected = true),
+        Some(b'G') => gdr(message, facts),
+        Some(b'B') => bootstrap(message, facts),
+        Some(b'U') => {
+            message.strip_prefix(b"Using network ").map(|name| facts.network = Some(clip(name)))
+        }
         _ => None,
     }
-    .or_else(|| plugin(message))
-    .or_else(|| communicator(message))
-    .or_else(|| variable(message))
-    .or_else(|| version(message))
-    .unwrap_or(Message::Nothing)
+    .or_else(|| plugin(message, &mut facts.plugin, &mut facts.ib_missing))
+    .or_else(|| communicator(message, device))
+    .or_else(|| variable(message, facts))
+    .or_else(|| version(message).map(|text| facts.library = Some(clip(text))))
 }
 
 /// `00/0 : 0[c1000] -> 1[c9000] [send] via NET/IB/0 comm 0x7f nRanks 80`. A line without an arrow is the
@@ -97,7 +63,7 @@ fn channel(text: &[u8]) -> Message<'_> {
     let Some(colon) = memchr::memchr(b':', text) else { return Message::ChannelStart };
     let rest = text[colon + 1..].trim_ascii_start();
     let Some(arrow) = memmem::find(rest, b"->") else {
-        return Message::Nothing;
+        return Message::Ring;
     };
     let sender = leading_number(rest);
     let after = rest[arrow + 2..].trim_ascii_start();
@@ -114,7 +80,7 @@ fn channel(text: &[u8]) -> Message<'_> {
     };
     match rank {
         Some(rank) => Message::Channel { rank, direction, via: strip_comm(via) },
-        None => Message::Nothing,
+        None => Message::Ring,
     }
 }
 
@@ -129,11 +95,8 @@ fn leading_number(text: &[u8]) -> Option<u32> {
     parse_u32(&text[..digits])
 }
 
-fn connected(message: &[u8]) -> Option<Message<'_>> {
-    if message.starts_with(b"Connected ") {
-        return Some(Message::Connected);
-    }
-    // `CollNet 00/0 : 3 [send] via COLLNET/SHARP/0/GDRDMA`
+/// `CollNet 00/0 : 3 [send] via COLLNET/SHARP/0/GDRDMA`
+fn collnet(message: &[u8]) -> Option<Message<'_>> {
     let rest = message.strip_prefix(b"CollNet ")?;
     let rest = rest[memchr::memchr(b':', rest)? + 1..].trim_ascii_start();
     let at = memmem::find(rest, b" via ")?;
@@ -151,81 +114,101 @@ fn after_name<'a>(message: &'a [u8], name: &str) -> Option<&'a [u8]> {
     Some(rest.strip_prefix(b":").unwrap_or(rest).trim_ascii())
 }
 
-fn net(message: &[u8]) -> Option<Message<'_>> {
-    if let Some(rest) = after_name(message, "NET/Socket") {
-        let list = rest.strip_prefix(b"Using ")?.trim_ascii_start();
-        return list.starts_with(b"[").then_some(Message::SocketInterfaces(list));
+/// The list of interfaces or devices of a network: `[0]hsn0:10.1.1.1<0> [1]...`.
+fn device_list<'a>(message: &'a [u8], network: &str) -> Option<&'a [u8]> {
+    let list = after_name(message, network)?.strip_prefix(b"Using ")?.trim_ascii_start();
+    list.starts_with(b"[").then_some(list)
+}
+
+/// The list of TCP interfaces.
+pub fn socket_interfaces(message: &[u8]) -> Option<&[u8]> {
+    device_list(message.trim_ascii(), "NET/Socket")
+}
+
+fn net(message: &[u8], facts: &mut RankReport, out_of_band: &mut Option<String>) -> Option<()> {
+    if let Some(list) = socket_interfaces(message) {
+        let found = devices(list).take(MAX_LIST);
+        facts.sockets = found.map(|(at, name, _)| (at, clip(name))).collect();
+    } else if let Some(list) = device_list(message, "NET/IB") {
+        let found = devices(list).take(MAX_LIST);
+        facts.ib_devices = found.map(|(at, name, link)| (at, ib_name(name, link))).collect();
+        *out_of_band = interface_of_oob(list).map(clip);
+    } else if let Some(text) = after_name(message, "NET/IB") {
+        facts.ib_missing |= text.starts_with(b"No device found");
+    } else if let Some(text) = after_name(message, "NET/OFI") {
+        ofi(text, &mut facts.plugin);
+    } else if !fabric_plugin::read_facts(message, facts) {
+        net_plugin(after_name(message, "NET/Plugin")?, &mut facts.plugin);
     }
-    if let Some(rest) = after_name(message, "NET/IB") {
-        return match rest {
-            _ if rest.starts_with(b"No device found") => Some(Message::NoIbDevice),
-            _ => {
-                let list = rest.strip_prefix(b"Using ")?.trim_ascii_start();
-                list.starts_with(b"[").then_some(Message::IbDevices(list))
-            }
-        };
+    Some(())
+}
+
+/// Name of an InfiniBand device, with the kind of its network if the log has it.
+fn ib_name(name: &[u8], link: &[u8]) -> String {
+    let name = clip(name);
+    match clip(link).rsplit('/').next() {
+        Some(link @ ("IB" | "RoCE")) => format!("{name} ({link})"),
+        _ => name,
     }
-    if let Some(rest) = after_name(message, "NET/OFI") {
-        return ofi(rest);
-    }
-    if let Some(fabric) = fabric_plugin::parse(message) {
-        return Some(Message::Fabric(fabric));
-    }
-    if let Some(reason) = fabric_plugin::not_used(message) {
-        return Some(Message::FabricNotUsed(reason));
-    }
-    after_name(message, "NET/Plugin").map(net_plugin)
 }
 
 /// Messages of the libfabric plug-in for NCCL and RCCL.
-fn ofi(text: &[u8]) -> Option<Message<'_>> {
-    const PROVIDER: [&[u8]; 2] = [b"Selected Provider is ", b"Selected provider is "];
-    if let Some(rest) = strip_any(text, PROVIDER) {
-        return Some(Message::Provider(until(rest, b", (")));
+fn ofi(text: &[u8], plugin: &mut PluginReport) {
+    if let Some(rest) = strip_any(text, [b"Selected Provider is ", b"Selected provider is "]) {
+        plugin.provider = Some(clip(until(rest, b", (")));
+    } else if let Some(rest) = text.strip_prefix(b"Using Libfabric version ") {
+        plugin.libfabric = Some(clip(rest));
+    } else if let Some(rest) = strip_any(text, [b"Using ", b"Initializing "])
+        && rest.starts_with(b"aws-ofi-")
+    {
+        plugin.package = Some(clip(rest));
     }
-    if let Some(rest) = text.strip_prefix(b"Using Libfabric version ") {
-        return Some(Message::LibfabricVersion(rest));
-    }
-    let named = strip_any(text, [b"Using ", b"Initializing "]);
-    named.filter(|rest| rest.starts_with(b"aws-ofi-")).map(Message::OfiVersion)
 }
 
 /// Messages of NCCL about the plug-in.
-fn net_plugin(text: &[u8]) -> Message<'_> {
+fn net_plugin(text: &[u8], plugin: &mut PluginReport) {
     if let Some(rest) = text.strip_prefix(b"Loaded net plugin ") {
         let open = memchr::memrchr(b'(', rest).filter(|at| rest.ends_with(b")") && *at > 0);
-        let (name, version) = match open {
-            Some(at) => (rest[..at].trim_ascii_end(), Some(&rest[at + 1..rest.len() - 1])),
-            None => (rest, None),
-        };
-        return Message::PluginLoaded { name, version };
-    }
-    if let Some(rest) = text.strip_prefix(b"Could not find:") {
-        return Message::PluginNotFound(rest.trim_ascii_start());
-    }
-    if memmem::find(text, b"No plugin found").is_some() {
+        let name = open.map_or(rest, |at| &rest[..at]);
+        plugin.name = Some(clip(name));
+        if let Some(at) = open {
+            plugin.api = Some(clip(&rest[at + 1..rest.len() - 1]));
+        }
+    } else if let Some(rest) = text.strip_prefix(b"Could not find:") {
+        plugin.on_not_found(rest);
+    } else if memmem::find(text, b"No plugin found").is_some() {
         let library = memchr::memchr(b'(', text).map(|at| until(&text[at + 1..], b")"));
-        return Message::PluginNotFound(library.unwrap_or_default());
-    }
-    if memmem::find(text, b"cannot open shared object file: No such file").is_some()
+        plugin.on_not_found(library.unwrap_or_default());
+    } else if memmem::find(text, b"cannot open shared object file: No such file").is_some()
         && missing_is_plugin(text)
     {
-        return Message::PluginNotFound(text);
+        plugin.on_not_found(text);
+    } else {
+        const HARMLESS: [&[u8]; 7] = [
+            b"Failed to find ",
+            b"Using internal",
+            b"Loaded coll",
+            b"Loaded Coll",
+            b"Plugin name set by env",
+            b"NET/",
+            b"Loaded ",
+        ];
+        let is_harmless = HARMLESS.iter().any(|prefix| text.starts_with(prefix));
+        // What remains is an error of the dynamic loader, as `LIBRARY: libfabric.so.1: undefined symbol`.
+        if !is_harmless && text.contains(&b':') {
+            plugin.on_failure(text);
+        }
     }
-    const HARMLESS: [&[u8]; 7] = [
-        b"Failed to find ",
-        b"Using internal",
-        b"Loaded coll",
-        b"Loaded Coll",
-        b"Plugin name set by env",
-        b"NET/",
-        b"Loaded ",
-    ];
-    let is_harmless = HARMLESS.iter().any(|prefix| text.starts_with(prefix));
-    // What remains is an error of the dynamic loader, as `LIBRARY: libfabric.so.1: undefined symbol`.
-    match memchr::memchr(b':', text) {
-        Some(_) if !is_harmless => Message::PluginFailed(text),
-        _ => Message::Nothing,
+}
+
+impl PluginReport {
+    /// The first one is the library that was asked for.
+    fn on_not_found(&mut self, text: &[u8]) {
+        self.not_found.get_or_insert_with(|| clip(text));
+    }
+
+    fn on_failure(&mut self, text: &[u8]) {
+        self.failure.get_or_insert_with(|| clip(text));
     }
 }
 
@@ -241,57 +224,55 @@ fn missing_is_plugin(text: &[u8]) -> bool {
 }
 
 /// Messages about plug-ins without `NET/Plugin`.
-fn plugin(message: &[u8]) -> Option<Message<'_>> {
+fn plugin(message: &[u8], plugin: &mut PluginReport, ib_missing: &mut bool) -> Option<()> {
     const LIBRARY: [&[u8]; 2] =
         [b"Successfully loaded external network plugin ", b"Successfully loaded external plugin "];
     let is_built_in = |network: &[u8]| BUILT_IN.iter().any(|name| name.as_bytes() == network);
     if let Some(rest) = strip_any(message, LIBRARY) {
-        return Some(Message::PluginLibrary(rest));
-    }
-    if let Some(name) = message.strip_prefix(b"Initialized NET plugin ") {
-        return (!is_built_in(name)).then_some(Message::PluginLoaded { name, version: None });
-    }
-    if let Some(name) = message.strip_prefix(b"Failed to initialize NET plugin ") {
-        return Some(match name {
-            b"IB" => Message::NoIbDevice,
-            _ if is_built_in(name) => Message::Nothing,
-            _ => Message::PluginFailed(message),
-        });
-    }
-    let is_unsupported =
-        message.starts_with(b"External network plugin ") && message.ends_with(b"unsupported");
-    if is_unsupported {
-        return Some(Message::PluginFailed(message));
-    }
-    // RCCL 2.30: `ncclOsDlopen(librccl-net.so) failed: librccl-net.so: cannot open ...`
-    let rest = message.strip_prefix(b"ncclOsDlopen(")?;
-    match memmem::find(rest, b"-net").is_some() {
-        true if memmem::find(rest, b"No such file").is_some() => {
-            Some(Message::PluginNotFound(until(rest, b")")))
+        plugin.library = Some(clip(rest));
+    } else if let Some(name) = message.strip_prefix(b"Initialized NET plugin ") {
+        if !is_built_in(name) {
+            plugin.name = Some(clip(name));
         }
-        true => Some(Message::PluginFailed(message)),
-        false => None,
+    } else if let Some(name) = message.strip_prefix(b"Failed to initialize NET plugin ") {
+        match name {
+            b"IB" => *ib_missing = true,
+            _ if is_built_in(name) => {}
+            _ => plugin.on_failure(message),
+        }
+    } else if message.starts_with(b"External network plugin ") && message.ends_with(b"unsupported")
+    {
+        plugin.on_failure(message);
+    } else {
+        // RCCL 2.30: `ncclOsDlopen(librccl-net.so) failed: librccl-net.so: cannot open ...`
+        let rest = message.strip_prefix(b"ncclOsDlopen(")?;
+        memmem::find(rest, b"-net")?;
+        match memmem::find(rest, b"No such file") {
+            Some(_) => plugin.on_not_found(until(rest, b")")),
+            None => plugin.on_failure(message),
+        }
     }
+    Some(())
 }
 
-fn bootstrap(message: &[u8]) -> Option<Message<'_>> {
-    let rest = after_name(message, "Bootstrap")?;
-    rest.strip_prefix(b"Using ").map(|text| Message::Bootstrap(text.trim_ascii()))
+fn bootstrap(message: &[u8], facts: &mut RankReport) -> Option<()> {
+    let text = after_name(message, "Bootstrap")?.strip_prefix(b"Using ")?;
+    facts.bootstrap = Some(clip(until(text.trim_ascii(), b":")));
+    Some(())
 }
 
-fn gdr(message: &[u8]) -> Option<Message<'_>> {
-    let rest = message.strip_prefix(b"GPU Direct RDMA ")?;
-    let enabled = match rest {
-        _ if rest.starts_with(b"Enabled") => true,
-        _ if rest.starts_with(b"Disabled") => false,
-        _ => return None,
-    };
-    Some(Message::GdrDistance { enabled, text: rest })
+/// Why NIC and GPU are not close enough for GPUDirect RDMA.
+fn gdr(message: &[u8], facts: &mut RankReport) -> Option<()> {
+    let text = message.strip_prefix(b"GPU Direct RDMA ")?;
+    if text.starts_with(b"Disabled") {
+        facts.gdr_disabled.get_or_insert_with(|| clip(text));
+    }
+    Some(())
 }
 
-/// `ncclCommInitRank comm 0x1 rank 3 nranks 16 cudaDev 3 ... - Init COMPLETE` and
-/// `comm 0x1 rank 3 nRanks 16 nNodes 2 localRanks 8 localRank 3 MNNVL 0`.
-fn communicator(message: &[u8]) -> Option<Message<'_>> {
+/// Rank and size of a communicator, and its number of nodes: `ncclCommInitRank comm 0x1 rank 3 nranks 16
+/// cudaDev 3 ... - Init COMPLETE` and `comm 0x1 rank 3 nRanks 16 nNodes 2 localRanks 8 localRank 3 MNNVL 0`.
+fn communicator(message: &[u8], device: &mut Device) -> Option<()> {
     let at = memmem::find(message, b" rank ")?;
     memmem::find(&message[..at], b"comm 0x")?;
     let mut words = message[at + 6..].split(|b| *b == b' ');
@@ -302,28 +283,37 @@ fn communicator(message: &[u8]) -> Option<Message<'_>> {
     }
     let ranks = parse_u32(words.next()?)?;
     let nodes = (words.next() == Some(b"nNodes")).then(|| words.next().and_then(parse_u32));
-    (rank < ranks).then_some(Message::Communicator { rank, ranks, nodes: nodes.flatten() })
+    let is_larger = device.communicator.is_none_or(|(_, known)| ranks >= known);
+    if rank < ranks && is_larger {
+        device.communicator = Some((rank, ranks));
+        device.nodes = nodes.flatten().or(device.nodes);
+    }
+    Some(())
 }
 
-/// `NCCL_IB_DISABLE set by environment to 1.`
-fn variable(message: &[u8]) -> Option<Message<'_>> {
+/// An environment variable that NCCL has read: `NCCL_IB_DISABLE set by environment to 1.`
+fn variable(message: &[u8], facts: &mut RankReport) -> Option<()> {
     let (name, rest) = message.split_at(memchr::memchr(b' ', message)?);
     let is_name = name.starts_with(b"NCCL_") || name.starts_with(b"RCCL_");
     let rest = is_name.then_some(rest)?;
     let value = strip_any(rest, [b" set by environment to ", b" set to "])?.trim_ascii();
-    Some(Message::Variable { name, value: value.strip_suffix(b".").unwrap_or(value) })
+    if facts.variables.len() < MAX_LIST {
+        let value = value.strip_suffix(b".").unwrap_or(value);
+        facts.variables.entry(clip(name)).or_insert_with(|| clip(value));
+    }
+    Some(())
 }
 
 /// `NCCL version 2.28.9+cuda13.0`, `RCCL version 2.18.6+hip6.0 HEAD:abc`, `RCCL version : 2.21.5-HEAD:9a0`.
 /// Also in lines without a header.
-pub fn version(message: &[u8]) -> Option<Message<'_>> {
+pub fn version(message: &[u8]) -> Option<&[u8]> {
     let rest = strip_any(message, [b"NCCL version ", b"RCCL version "])?.trim_ascii_start();
     let number = rest.strip_prefix(b":").unwrap_or(rest).trim_ascii_start();
-    number.first().is_some_and(u8::is_ascii_digit).then_some(Message::Version(message))
+    number.first().is_some_and(u8::is_ascii_digit).then_some(message)
 }
 
 /// Name and network of each element of `[0]hsn0:10.1.1.1<0> [1]mlx5_0:1/RoCE [RO]; OOB ib0:...`.
-pub fn devices(list: &[u8]) -> impl Iterator<Item = (u32, &[u8], &[u8])> {
+fn devices(list: &[u8]) -> impl Iterator<Item = (u32, &[u8], &[u8])> {
     let end = memchr::memchr(b';', list).unwrap_or(list.len());
     list[..end].split(|b| *b == b'[').filter_map(|element| {
         let close = element.iter().position(|b| *b == b']')?;
@@ -336,7 +326,7 @@ pub fn devices(list: &[u8]) -> impl Iterator<Item = (u32, &[u8], &[u8])> {
 }
 
 /// The interface behind `; OOB ` of a list of InfiniBand devices.
-pub fn out_of_band(list: &[u8]) -> Option<&[u8]> {
+fn interface_of_oob(list: &[u8]) -> Option<&[u8]> {
     let at = memmem::find(list, b"OOB ")?;
     Some(until(&list[at + 4..], b":")).filter(|name| !name.is_empty())
 }
@@ -347,7 +337,7 @@ fn strip_any<'a, const N: usize>(text: &'a [u8], prefixes: [&[u8]; N]) -> Option
 }
 
 /// The text before the first of these bytes.
-pub fn until<'a>(text: &'a [u8], stop: &[u8]) -> &'a [u8] {
+fn until<'a>(text: &'a [u8], stop: &[u8]) -> &'a [u8] {
     let end = text.iter().position(|b| stop.contains(b)).unwrap_or(text.len());
     text[..end].trim_ascii_end()
 }
