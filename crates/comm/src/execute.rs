@@ -170,15 +170,13 @@ impl<T: Transport + ?Sized> Execution<'_, T> {
         unsafe {
             match step.kind {
                 StepKind::Send(to) => transport.post_send(to, key, reads),
-                StepKind::Receive(from) if step.reads.is_none() => {
-                    transport.post_receive(from, key, writes, RecvAction::Copy)
-                }
-                StepKind::Receive(from) if step.reads == step.writes => {
-                    let reduce = RecvAction::Reduce(self.dtype, self.op);
-                    transport.post_receive(from, key, writes, reduce)
-                }
                 StepKind::Receive(from) => {
-                    transport.post_reduce(from, key, writes, reads, self.dtype, self.op)
+                    let action = match &step.reads {
+                        None => RecvAction::Copy,
+                        same if *same == step.writes => RecvAction::Reduce(self.dtype, self.op),
+                        Some(_) => RecvAction::ReduceInto(self.dtype, self.op, reads),
+                    };
+                    transport.post_receive(from, key, writes, action)
                 }
                 StepKind::Copy => Err(program_buffers::invalid_range()),
             }

@@ -29,6 +29,8 @@ pub enum RecvAction {
     Copy,
     /// Reduce them with the destination as they arrive.
     Reduce(DType, ReduceOp),
+    /// Store `operand ∘ received`. The operand is as long as the destination, and they do not overlap.
+    ReduceInto(DType, ReduceOp, *const [u8]),
 }
 
 /// A posted operation.
@@ -64,28 +66,14 @@ pub trait Transport: Send {
     ///
     /// # Safety
     /// The bytes must stay valid and initialised, and must not be accessed by others, until
-    /// [`Self::progress`] has returned the request or [`Self::cancel`] has returned.
+    /// [`Self::progress`] has returned the request or [`Self::cancel`] has returned. An operand must stay
+    /// valid and must not be written as long.
     unsafe fn post_receive(
         &mut self,
         from: u32,
         key: MatchKey,
         into: *mut [u8],
         action: RecvAction,
-    ) -> Result<RequestId>;
-
-    /// Posts a receive that stores `operand ∘ received` in `into`. Both have the same length and do
-    /// not overlap.
-    ///
-    /// # Safety
-    /// As for [`Self::post_receive`]; `operand` must stay valid and must not be written as long.
-    unsafe fn post_reduce(
-        &mut self,
-        from: u32,
-        key: MatchKey,
-        into: *mut [u8],
-        operand: *const [u8],
-        dtype: DType,
-        op: ReduceOp,
     ) -> Result<RequestId>;
 
     /// Makes progress and waits at most `timeout` for an operation to complete. Appends completed

@@ -94,7 +94,7 @@ impl Rank {
 
     fn receive(&self, from: u32, tag: u64, into: &mut [u8], action: RecvAction) {
         let (envelope, request) = (envelope(tag, into.len()), RequestId(tag));
-        let buffer = UserBuffer::new(into, action, None);
+        let buffer = UserBuffer::new(into, action);
         self.network.receive(from, PostedRecv { envelope, request, buffer });
     }
 

@@ -17,7 +17,7 @@ use crate::error::Peer;
 use crate::matching::{Envelope, MessageKey, PostedRecv};
 use crate::network::{LinkDirection, Network, NetworkState, UserBuffer, UserSend};
 use crate::transport::{MatchKey, RecvAction, RequestId, Transport};
-use crate::{CommError, DType, ReduceOp, Result, Signature};
+use crate::{CommError, Result, Signature};
 use spin::Spin;
 
 /// A posted request.
@@ -184,23 +184,6 @@ impl NetworkTransport {
         (Envelope { key, length: length as u64, signature_hash }, id)
     }
 
-    /// Posts a receive, under the conditions of [`Transport::post_receive`].
-    fn receive(
-        &mut self,
-        from: u32,
-        key: MatchKey,
-        into: *mut [u8],
-        action: RecvAction,
-        operand: Option<*const u8>,
-    ) -> Result<RequestId> {
-        self.monitor.check_not_failed()?;
-        let from = self.global(from);
-        let (envelope, request) = self.record_request(from, key, into.len(), LinkDirection::Recv);
-        let buffer = UserBuffer::new(into, action, operand);
-        self.network.receive(from, PostedRecv { envelope, request, buffer });
-        Ok(request)
-    }
-
     /// Collects completed requests. Returns whether there are any.
     fn take_completed(
         &mut self,
@@ -289,24 +272,19 @@ impl Transport for NetworkTransport {
         into: *mut [u8],
         action: RecvAction,
     ) -> Result<RequestId> {
-        self.receive(from, key, into, action, None)
-    }
-
-    unsafe fn post_reduce(
-        &mut self,
-        from: u32,
-        key: MatchKey,
-        into: *mut [u8],
-        operand: *const [u8],
-        dtype: DType,
-        op: ReduceOp,
-    ) -> Result<RequestId> {
-        if operand.len() != into.len() {
+        if let RecvAction::ReduceInto(.., operand) = action
+            && operand.len() != into.len()
+        {
             let (destination, operand) = (into.len(), operand.len());
             let what = format!("the destination has {destination} bytes, the operand {operand}");
             return Err(CommError::invalid_call("receive", what));
         }
-        self.receive(from, key, into, RecvAction::Reduce(dtype, op), Some(operand.cast()))
+        self.monitor.check_not_failed()?;
+        let from = self.global(from);
+        let (envelope, request) = self.record_request(from, key, into.len(), LinkDirection::Recv);
+        let buffer = UserBuffer::new(into, action);
+        self.network.receive(from, PostedRecv { envelope, request, buffer });
+        Ok(request)
     }
 
     fn progress(&mut self, timeout: Duration, done: &mut Vec<RequestId>) -> Result {

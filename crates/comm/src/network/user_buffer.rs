@@ -9,8 +9,6 @@ pub struct UserBuffer {
     start: *mut u8,
     length: usize,
     action: RecvAction,
-    /// The other operand of the reduction, if it is not the destination itself; `length` bytes.
-    operand: Option<*const u8>,
     /// Called by a test while the bytes are being copied or reduced.
     #[cfg(test)]
     pub on_write: Option<fn()>,
@@ -22,12 +20,11 @@ unsafe impl Send for UserBuffer {}
 
 impl UserBuffer {
     /// A destination, with the guarantees of [`Transport`](crate::transport::Transport).
-    pub fn new(into: *mut [u8], action: RecvAction, operand: Option<*const u8>) -> Self {
+    pub fn new(into: *mut [u8], action: RecvAction) -> Self {
         Self {
             start: into.cast(),
             length: into.len(),
             action,
-            operand,
             #[cfg(test)]
             on_write: None,
         }
@@ -35,22 +32,22 @@ impl UserBuffer {
 
     /// The memory from offset `at` on, if a network may write directly to it.
     pub fn direct(&mut self, at: usize, length: usize) -> Option<&mut [u8]> {
-        (self.action == RecvAction::Copy).then(|| self.slice(at, length))
+        matches!(self.action, RecvAction::Copy).then(|| self.slice(at, length))
     }
 
     /// Copies or reduces payload bytes into the destination at offset `at`.
     pub fn write(&mut self, at: usize, bytes: &[u8]) {
         #[cfg(test)]
         self.on_write.iter().for_each(|on_write| on_write());
-        let (action, operand, at) = (self.action, self.operand, at.min(self.length));
+        let (action, at) = (self.action, at.min(self.length));
         let into = self.slice(at, bytes.len());
-        match (action, operand) {
-            (RecvAction::Copy, _) => into.copy_from_slice(&bytes[..into.len()]),
-            (RecvAction::Reduce(dtype, op), None) => reduce(dtype, op, into, bytes),
-            (RecvAction::Reduce(dtype, op), Some(start)) => {
+        match action {
+            RecvAction::Copy => into.copy_from_slice(&bytes[..into.len()]),
+            RecvAction::Reduce(dtype, op) => reduce(dtype, op, into, bytes),
+            RecvAction::ReduceInto(dtype, op, operand) => {
                 // SAFETY: the operand is as long as the destination, in which `into` starts at `at`,
                 // and not written while the receive is posted.
-                let operand = unsafe { std::slice::from_raw_parts(start.add(at), into.len()) };
+                let operand = unsafe { &(&*operand)[at..at + into.len()] };
                 reduce_pair(dtype, op, into, operand, bytes);
             }
         }

@@ -50,7 +50,7 @@ fn send(far: &mut TcpStream, comm_id: u64, tag: u32) {
 fn recv(sockets: &Sockets, comm_id: u64, tag: u32, into: &mut [u8]) -> UserRecv {
     let envelope = envelope(comm_id, tag, into.len());
     let request = sockets.shared.lock().next_request();
-    PostedRecv { envelope, request, buffer: UserBuffer::new(into, RecvAction::Copy, None) }
+    PostedRecv { envelope, request, buffer: UserBuffer::new(into, RecvAction::Copy) }
 }
 
 /// Posts a receive in communicator 1.
@@ -144,7 +144,7 @@ fn a_communicator_progresses_while_another_one_reduces() {
             let mut into = [0; LENGTH];
             let mut recv = recv(sockets, 1, 5, &mut into);
             let sum = RecvAction::Reduce(DType::U8, ReduceOp::Sum);
-            recv.buffer = UserBuffer::new(&mut into, sum, None);
+            recv.buffer = UserBuffer::new(&mut into, sum);
             recv.buffer.on_write = Some(|| {
                 let (started, is_finished) = REDUCTION.get().unwrap();
                 started.send(()).unwrap();

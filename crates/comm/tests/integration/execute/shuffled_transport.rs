@@ -8,7 +8,7 @@ use std::time::Duration;
 use regatta_comm::engine::AbortFn;
 use regatta_comm::error::Peer;
 use regatta_comm::transport::{MatchKey, RecvAction, RequestId, Transport};
-use regatta_comm::{DType, ReduceOp, Result, Signature, reduce_kernel};
+use regatta_comm::{Result, Signature, reduce_kernel};
 use regatta_testbed::Random;
 
 /// No operation takes this long unless there is a deadlock.
@@ -26,7 +26,6 @@ struct Network {
 enum Posted {
     Send(*const [u8]),
     Receive(*mut [u8], RecvAction),
-    Reduce(*mut [u8], *const [u8], DType, ReduceOp),
 }
 
 pub struct ShuffledTransport {
@@ -83,7 +82,7 @@ unsafe fn deliver(posted: &Posted, received: &[u8]) {
                 assert_eq!(into.len(), received.len());
                 reduce_kernel::reduce(dtype, op, &mut *into, received);
             }
-            Posted::Reduce(into, with, dtype, op) => {
+            Posted::Receive(into, RecvAction::ReduceInto(dtype, op, with)) => {
                 assert_eq!((into.len(), with.len()), (received.len(), received.len()));
                 reduce_kernel::reduce_pair(dtype, op, &mut *into, &*with, received);
             }
@@ -125,18 +124,6 @@ impl Transport for ShuffledTransport {
         action: RecvAction,
     ) -> Result<RequestId> {
         Ok(self.post(from, Posted::Receive(into, action)))
-    }
-
-    unsafe fn post_reduce(
-        &mut self,
-        from: u32,
-        _: MatchKey,
-        into: *mut [u8],
-        with: *const [u8],
-        dtype: DType,
-        op: ReduceOp,
-    ) -> Result<RequestId> {
-        Ok(self.post(from, Posted::Reduce(into, with, dtype, op)))
     }
 
     fn progress(&mut self, timeout: Duration, done: &mut Vec<RequestId>) -> Result {
