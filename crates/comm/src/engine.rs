@@ -106,9 +106,10 @@ pub trait Engine: Send {
     /// A function that aborts it.
     fn abort_fn(&self) -> AbortFn;
 
-    /// A function that tells whether it has failed.
+    /// A function that tells whether it has failed, which its monitor knows, if it has one.
     fn has_failed_fn(&self) -> HasFailedFn {
-        Arc::new(|| false)
+        let monitor = self.monitor();
+        Arc::new(move || monitor.as_ref().is_some_and(|monitor| monitor.has_failed()))
     }
 
     /// The transports in use, as far as the engine names them.

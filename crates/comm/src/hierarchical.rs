@@ -24,7 +24,7 @@ use crate::error::Peer;
 
 use crate::bootstrap::BootstrapConfig;
 use crate::control::CommMonitor;
-use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn, all_gather_words};
+use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, all_gather_words};
 use crate::network::{MonitorRole, NetworkEngine};
 use crate::shm::ShmEngine;
 use crate::transports::Transports;
@@ -158,10 +158,6 @@ impl Engine for Hierarchical {
 
     fn abort_fn(&self) -> AbortFn {
         self.monitor.abort_fn()
-    }
-
-    fn has_failed_fn(&self) -> HasFailedFn {
-        self.monitor.has_failed_fn()
     }
 
     fn transports(&self) -> Transports {

@@ -12,8 +12,9 @@ mod user_buffer;
 use std::net::TcpStream;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use regatta_wire::clock;
 use rustix::event::PollFlags;
 
 use crate::matching::{Envelope, PostedRecv};
@@ -43,6 +44,18 @@ pub fn alloc_unexpected(length: usize) -> Option<Vec<u8>> {
     bytes.try_reserve_exact(length).ok()?;
     bytes.resize(length, 0);
     Some(bytes)
+}
+
+/// Time for a provider or plug-in to release user memory after a cancellation. After it, its connections are
+/// closed, which aborts all communicators that use them.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The same if a rank was lost.
+const CANCEL_TIMEOUT_RANK_LOST: Duration = Duration::from_millis(100);
+
+/// Until when user memory is waited for.
+pub fn cancel_deadline(is_rank_lost: bool) -> Instant {
+    clock::now() + if is_rank_lost { CANCEL_TIMEOUT_RANK_LOST } else { CANCEL_TIMEOUT }
 }
 
 /// What a waiting thread sleeps on, and for how long at most.

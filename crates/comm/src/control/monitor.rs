@@ -17,7 +17,7 @@ use super::call_history::{CallHistory, SYNCHRONOUS_CALLS};
 use super::messages::{CommClosed, Fault, MessageCounts, RankInfo, RankStatus, ToRoot};
 use super::registry::{Announcement, CommRegistry};
 use super::thread::ControlHandle;
-use crate::engine::{AbortFn, HasFailedFn};
+use crate::engine::AbortFn;
 use crate::error::Peer;
 use crate::{CommError, Result, Signature};
 
@@ -169,12 +169,6 @@ impl CommMonitor {
     /// Whether the communicator is known to have failed.
     pub(crate) fn has_failed(&self) -> bool {
         self.has_announcement() && (self.error.get().is_some() || self.lock().fault.is_some())
-    }
-
-    /// A function that tells whether the communicator is known to have failed.
-    pub(crate) fn has_failed_fn(self: &Arc<Self>) -> HasFailedFn {
-        let monitor = self.clone();
-        Arc::new(move || monitor.has_failed())
     }
 
     /// A function that aborts the communicator on all ranks.

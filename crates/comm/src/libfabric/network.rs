@@ -7,14 +7,7 @@ use regatta_fabric::atexit_guard::enter;
 use regatta_wire::clock;
 
 use super::fabric::{Delivery, Fabric, MIN_SLEEP};
-use crate::network::{Network, SharedState, SleepSet, UserRecv, UserSend};
-
-/// Time for the provider to release user memory after a cancellation. After it, the endpoint is
-/// closed, which aborts all communicators of this process.
-const CANCEL_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// The same if a rank was lost.
-const CANCEL_TIMEOUT_RANK_LOST: Duration = Duration::from_millis(100);
+use crate::network::{Network, SharedState, SleepSet, UserRecv, UserSend, cancel_deadline};
 
 /// The endpoint of this process, shared by its communicators. Its lock is not held while messages are
 /// copied to user memory or reduced.
@@ -87,8 +80,7 @@ impl Network for FabricNetwork {
     }
 
     fn cancel(&self, comm_id: u64, is_rank_lost: bool) {
-        let timeout = if is_rank_lost { CANCEL_TIMEOUT_RANK_LOST } else { CANCEL_TIMEOUT };
-        let until = clock::now() + timeout;
+        let until = cancel_deadline(is_rank_lost);
         self.with(|fabric| fabric.cancel(comm_id));
         while self.with(|fabric| fabric.is_released(comm_id, clock::now() >= until)) == Some(false)
         {

@@ -44,8 +44,7 @@ use crate::buffer::{Buffer, MemorySpace};
 use crate::comm::SharedCalls;
 use crate::control::CommMonitor;
 use crate::engine::{
-    AbortFn, Allocator, BoxEngine, Engine, HasFailedFn, OnStreamFn, first_device_buffer,
-    run_on_host,
+    AbortFn, Allocator, BoxEngine, Engine, OnStreamFn, first_device_buffer, run_on_host,
 };
 use crate::error::Peer;
 use crate::gpu_runtime::{Runtime, SUCCESS};
@@ -381,10 +380,6 @@ impl Engine for NcclEngine {
             abort(why);
             bootstrap.abort(why);
         })
-    }
-
-    fn has_failed_fn(&self) -> HasFailedFn {
-        self.monitor.has_failed_fn()
     }
 
     fn monitor(&self) -> Option<Arc<CommMonitor>> {

@@ -9,13 +9,9 @@ use regatta_wire::clock;
 use super::loopback::Loopback;
 use super::peer::Peer;
 use crate::locks::{lock, try_lock};
-use crate::network::{LinkDirection, Network, Report, SharedState, SleepSet, UserRecv, UserSend};
-
-/// Time for the plug-in to release user memory after a cancellation. After it, its connections are closed.
-const CANCEL_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// The same if a rank was lost.
-const CANCEL_TIMEOUT_RANK_LOST: Duration = Duration::from_millis(100);
+use crate::network::{
+    LinkDirection, Network, Report, SharedState, SleepSet, UserRecv, UserSend, cancel_deadline,
+};
 
 /// Time for the last sends to complete.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -188,8 +184,7 @@ impl Network for PluginNetwork {
     }
 
     fn cancel(&self, comm_id: u64, is_rank_lost: bool) {
-        let timeout = if is_rank_lost { CANCEL_TIMEOUT_RANK_LOST } else { CANCEL_TIMEOUT };
-        let until = clock::now() + timeout;
+        let until = cancel_deadline(is_rank_lost);
         self.with_loopback(|own, _| own.queue.cancel(comm_id));
         self.all(|peer, report| {
             peer.cancel(comm_id, report);

@@ -10,7 +10,7 @@ use crate::error::Peer;
 use crate::execute::{self, Planner, Scratch, segment_bytes};
 
 use crate::control::CommMonitor;
-use crate::engine::{AbortFn, BoxEngine, Engine, HasFailedFn, all_gather_split_args};
+use crate::engine::{AbortFn, BoxEngine, Engine, all_gather_split_args};
 use crate::schedule::Algorithm;
 use crate::transport::Transport;
 use crate::transports::{NetworkName, Transports};
@@ -116,10 +116,6 @@ impl Engine for NetworkEngine {
 
     fn abort_fn(&self) -> AbortFn {
         Transport::abort_fn(&self.transport)
-    }
-
-    fn has_failed_fn(&self) -> HasFailedFn {
-        self.transport.monitor.has_failed_fn()
     }
 
     /// The libfabric provider, or TCP and the reason for it.

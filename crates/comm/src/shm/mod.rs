@@ -45,8 +45,8 @@ use self::region::Activity;
 use self::round_plan::RoundPlan;
 use self::single_post::longest_contribution;
 use self::wait::{CallCtx, ShmState};
-use crate::control::signature_codec;
-use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn};
+use crate::control::{CommMonitor, signature_codec};
+use crate::engine::{AbortFn, Allocator, BoxEngine, Engine};
 use crate::error::Peer;
 use crate::reduce_kernel::stream;
 use crate::transports::{SharedMemory, Transports};
@@ -255,8 +255,8 @@ impl Engine for ShmEngine {
         self.shared.monitor.abort_fn()
     }
 
-    fn has_failed_fn(&self) -> HasFailedFn {
-        self.shared.monitor.has_failed_fn()
+    fn monitor(&self) -> Option<Arc<CommMonitor>> {
+        Some(self.shared.monitor.clone())
     }
 
     fn transports(&self) -> Transports {
