@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
-use regatta_comm::nccl::{self, NcclConfig, PCI_BUS_ID_BYTES};
+use regatta_comm::nccl::{self, NcclConfig};
 use regatta_comm::{Collectives, Comm, ReduceOp};
 use regatta_device::ops::{AttentionShape, Device, Fp8};
 use regatta_device::precision::Precision;
@@ -14,6 +14,7 @@ use regatta_kernels_cuda::{CudaDevice, device_count};
 use regatta_model::CpuSet;
 use regatta_model::units::format_memory;
 use regatta_train::config::{Config, DeviceKind};
+use regatta_train::training::gather::all_gather;
 use regatta_train::training::gemm_peak::{RankGemm, gemm_peak};
 use regatta_train::training::gpu_micro_batch::{self, RankGpu};
 
@@ -291,11 +292,8 @@ fn vocab_note(vocab_size: usize) -> Option<String> {
 /// identify it if ranks see different GPUs.
 fn first_ranks(comm: &dyn Comm, device: &CudaDevice, index: u32) -> Result<Vec<u32>> {
     let id = device.pci_bus_id().unwrap_or_else(|| format!("index {index}"));
-    let mut own = [0u8; PCI_BUS_ID_BYTES];
-    own.iter_mut().zip(id.bytes()).for_each(|(to, byte)| *to = byte);
-    let mut all = vec![own; comm.size() as usize];
-    comm.all_gather(&own, all.as_flattened_mut())?;
-    let gpus: Vec<_> = (0..).zip(all).map(|(rank, id)| (comm.peer(rank).host, id)).collect();
+    let all = (0..).zip(all_gather(comm, &id)?);
+    let gpus: Vec<_> = all.map(|(rank, id)| (comm.peer(rank).host, id)).collect();
     let first = |gpu| gpus.iter().position(|one| one == gpu).unwrap_or_default() as u32;
     Ok(gpus.iter().map(first).collect())
 }

@@ -6,6 +6,7 @@ use anyhow::Result;
 use regatta_comm::nccl::Vendor;
 use regatta_comm::{Collectives, Comm, ReduceOp};
 use regatta_kernels_cuda::{count_devices, device_count, has_driver_library};
+use regatta_train::training::gather::all_gather;
 
 /// Vendors of GPUs, in the order of preference.
 const VENDORS: [Vendor; 2] = [Vendor::Nvidia, Vendor::Amd];
@@ -17,9 +18,6 @@ const AMD_DRIVER: &str = "/dev/kfd";
 /// Variables with which a user hides GPUs from a process.
 const VISIBLE_DEVICES: [&str; 3] =
     ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"];
-
-/// Maximum length of the reason of a rank.
-const MAX_REASON_LEN: usize = 1024;
 
 /// The vendor of the GPUs that every rank sees.
 pub fn common_vendor(comm: &dyn Comm) -> Result<Option<Vendor>> {
@@ -127,21 +125,15 @@ pub fn unused_gpu_note(comm: &dyn Comm) -> Result<Option<String>> {
 
 /// The note of the first rank with a reason not to use its GPU, on all ranks.
 fn common_note(reason: Option<String>, comm: &dyn Comm) -> Result<Option<String>> {
-    let (rank, ranks) = (comm.rank(), comm.size());
-    let mut first = [i64::from(if reason.is_some() { rank } else { ranks })];
-    comm.all_reduce(&mut first, ReduceOp::Min)?;
-    let Some(first) = u32::try_from(first[0]).ok().filter(|first| *first < ranks) else {
-        return Ok(None);
-    };
-    let mut text = [0u8; MAX_REASON_LEN];
-    text.iter_mut().zip(reason.unwrap_or_default().bytes()).for_each(|(to, byte)| *to = byte);
-    comm.broadcast(&mut text, first)?;
-    let end = text.iter().position(|byte| *byte == 0).unwrap_or(MAX_REASON_LEN);
-    let (reason, host) = (String::from_utf8_lossy(&text[..end]), comm.peer(first).host);
-    Ok(Some(format!(
-        "training on CPUs: rank {first} on {host} {reason}; train.device=gpu makes this an error, \
-         train.device=cpu silences this note"
-    )))
+    let reasons = (0..).zip(all_gather(comm, &reason)?);
+    let mut notes = reasons.filter_map(|(rank, reason)| {
+        let (peer, reason) = (comm.peer(rank), reason?);
+        Some(format!(
+            "training on CPUs: {peer} {reason}; train.device=gpu makes this an error, train.device=cpu \
+             silences this note"
+        ))
+    });
+    Ok(notes.next())
 }
 
 #[cfg(test)]
@@ -170,9 +162,10 @@ mod tests {
             "{note}"
         );
         assert_eq!(some, vec![some[0].clone(); 3]);
-        // Longer than a message.
-        let long = "é".repeat(MAX_REASON_LEN);
-        assert!(notes([None, None, Some(&long)])[1].is_some());
+        let long = "é".repeat(1024);
+        assert!(
+            notes([None, None, Some(&long)])[1].as_ref().is_some_and(|note| note.contains(&long))
+        );
     }
 
     fn facts(kernel: bool, library: bool, count: Result<u32, &str>) -> Option<String> {

@@ -10,10 +10,10 @@ use regatta_comm::{Collectives, Comm, bootstrap, hierarchical};
 use regatta_launch::channel::RankEnd;
 use regatta_model::result::STOPPED_EARLY;
 use regatta_predict::cost::rank_cost;
-use regatta_predict::memory_check::MemoryEntry;
 use regatta_train::config::Config;
 use regatta_train::data::{self, DataDirs, DataSpec, Dataset};
 use regatta_train::metrics::{EndReason, Event};
+use regatta_train::training::gather::all_gather;
 use regatta_train::training::{self, TrainingSetup};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
@@ -29,9 +29,6 @@ use crate::system::memory_limits;
 
 /// Upper bound on threads per rank.
 const MAX_THREADS: usize = 4096;
-
-/// Upper bound on the length of a run's ID.
-const MAX_RUN_ID_LEN: usize = 64;
 
 /// Signals that save a checkpoint and stop: Ctrl-C, and those that schedulers send before SIGKILL.
 const STOP_SIGNALS: [i32; 6] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
@@ -121,13 +118,8 @@ pub fn run_folder(task: &TrainTask, comm: &dyn Comm) -> Result<PathBuf> {
     if let Some(folder) = task.run_dir().or_else(of_job) {
         return Ok(folder);
     }
-    let mut name = [0u8; MAX_RUN_ID_LEN];
-    let id = new_run_id();
-    name.iter_mut().zip(id.bytes()).for_each(|(to, from)| *to = from);
-    comm.broadcast(&mut name, 0)?;
-    let end = name.iter().position(|byte| *byte == 0).unwrap_or(MAX_RUN_ID_LEN);
-    Ok(PathBuf::from(regatta_model::run_folder::ROOT)
-        .join(String::from_utf8_lossy(&name[..end]).as_ref()))
+    let ids = all_gather(comm, &new_run_id())?;
+    Ok(Path::new(regatta_model::run_folder::ROOT).join(&ids[0]))
 }
 
 /// Threads of this rank: as configured, or one per available core.
@@ -198,19 +190,12 @@ fn check_memory(config: &Config, vocab_size: usize, comm: &dyn Comm) -> Result<(
     let (rank, host) = (comm.rank(), comm.peer(comm.rank()).host);
     let limits = memory_limits(&host);
     let need = config.memory_need(&plan, &memory);
-    let all = exchange_entries(need.entry(&limits), comm)?;
+    // No rank allocates before all have read the free memory.
+    let all = all_gather(comm, &need.entry(&limits))?;
     if config.train.check_memory {
         need.check((rank, &host), &limits, &all)?;
     }
     Ok(comm.barrier()?)
-}
-
-/// The entries of all ranks. No rank allocates before all have read the free memory.
-fn exchange_entries(own: MemoryEntry, comm: &dyn Comm) -> Result<Vec<MemoryEntry>> {
-    let own = own.map(u64::cast_signed);
-    let mut all = vec![own; comm.size() as usize];
-    comm.all_gather(&own, all.as_flattened_mut())?;
-    Ok(all.into_iter().map(|entry| entry.map(i64::cast_unsigned)).collect())
 }
 
 /// The dataset of the configuration.
