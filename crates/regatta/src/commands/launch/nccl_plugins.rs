@@ -194,8 +194,7 @@ pub fn absolute_path(path: &Path) -> Result<PathBuf> {
     Ok(absolute)
 }
 
-/// Sets the variable of a file on all ranks, in place of the site's value. A value of the user that
-/// contradicts the option is an error: one of them would be ignored.
+/// Sets the variable of a file on all ranks, in place of the site's value.
 fn set_for_all_ranks(plan: &mut AttemptSpec, file: &RankFile, option: &str) -> Result<()> {
     let RankFile { variable, path, .. } = file;
     check_user_value(variable, plan.job.env.get(variable), path, option)?;
@@ -207,7 +206,8 @@ fn set_for_all_ranks(plan: &mut AttemptSpec, file: &RankFile, option: &str) -> R
     Ok(())
 }
 
-fn check_user_value(name: &str, user: Option<&str>, value: &str, option: &str) -> Result<()> {
+/// A value of the user that contradicts an option is an error: one of them would be ignored.
+pub fn check_user_value(name: &str, user: Option<&str>, value: &str, option: &str) -> Result<()> {
     match user.filter(|user| !user.is_empty() && *user != value) {
         Some(user) => bail!(
             "{name}={user} is set, and {option} sets it to {value}: unset {name}, or remove {option}"

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use regatta_events::file;
 use regatta_events::record::settings::{FOLDER_VARIABLE, LEVEL_VARIABLE, Level};
 use regatta_launch::attempt::{AttemptSpec, env_var};
@@ -19,6 +19,7 @@ use regatta_model::result::{RunResult, StalledOperation};
 use regatta_model::run_folder::COMMS;
 use regatta_observe::comms_status::{Finding, Role};
 
+use super::nccl_plugins::check_user_value;
 use super::status_watch::StatusWatch;
 use crate::cli::FAINT;
 use crate::options::LEVELS;
@@ -64,7 +65,7 @@ impl JobPart for Profile {
             (LEVEL_VARIABLE, level_name(self.level)),
         ];
         for (name, value) in variables {
-            check_user_value(name, plan.job.env.get(name), value)?;
+            check_variable(name, plan.job.env.get(name), value)?;
             for rank in &mut plan.ranks {
                 rank.add_variable(env_var(name, value, "collectives are recorded (--profile)"));
             }
@@ -111,14 +112,11 @@ impl JobPart for Profile {
     }
 }
 
-/// A value of the user that contradicts the option is an error: one of them would be ignored. The level
-/// of the option counts.
-fn check_user_value(name: &str, user: Option<&str>, value: &str) -> Result<()> {
-    match user.filter(|user| !user.is_empty() && *user != value) {
-        Some(user) if name != LEVEL_VARIABLE => {
-            bail!("{name}={user} is set, and --profile sets it, too: unset it, or remove --profile")
-        }
-        _ => Ok(()),
+/// Checks a variable of the user. The level of the option counts.
+fn check_variable(name: &str, user: Option<&str>, value: &str) -> Result<()> {
+    match name {
+        LEVEL_VARIABLE => Ok(()),
+        _ => check_user_value(name, user, value, "--profile"),
     }
 }
 
@@ -204,7 +202,7 @@ mod tests {
 
     #[test]
     fn own_plugin_of_the_user_contradicts_the_option() {
-        let check = |name, user| check_user_value(name, user, "/run/lib.so");
+        let check = |name, user| check_variable(name, user, "/run/lib.so");
         let error = check(PLUGIN_VARIABLE, Some("/opt/own.so")).unwrap_err().to_string();
         assert!(error.starts_with("NCCL_PROFILER_PLUGIN=/opt/own.so is set"), "{error}");
         assert!(check(FOLDER_VARIABLE, Some("/other")).is_err());
