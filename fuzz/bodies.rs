@@ -176,7 +176,7 @@ fn summarize(bytes: &[u8]) {
     let mut collector = Collector::new("input".to_owned(), 100);
     let end = written(file::read(bytes, |record| collector.add(record)));
     let mut analysis = Analysis::default();
-    analysis.add(collector.finish(end.into()));
+    analysis.add(collector.finish(Ok(end)));
     let selected = analysis.select(Attempts::All);
     let report = analysis.report(&selected);
     assert_eq!(written(from_json::<CommsReport>(&written(to_json(&report)))), report);

@@ -13,7 +13,7 @@ use regatta_observe::read::{Run, RunState};
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().collect();
     let [_, run, svg] = &args[..] else { return Err("usage: follow_run RUN FILE.svg".into()) };
-    follow(run.as_ref(), svg.as_ref()).map(|state| println!("{}", state.name()))
+    follow(run.as_ref(), svg.as_ref()).map(|state| println!("{state}"))
 }
 
 /// Follows the run in a folder to its end, and keeps the drawing up to date.

@@ -18,7 +18,7 @@ mod encode;
 #[cfg(test)]
 mod tests;
 
-pub use decode::{ReadEnd, read};
+pub use decode::{Damage, ReadEnd, read};
 pub use encode::BlockEncoder;
 
 use crate::operation::{ClockSync, Communicator, Name, Operation, Process};

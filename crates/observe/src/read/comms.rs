@@ -11,7 +11,6 @@ use regatta_events::status::{self, Status};
 use regatta_model::run_folder::COMMS;
 
 use super::ReadError;
-use crate::analyse::comms::collector::FileEnd;
 use crate::analyse::comms::{Analysis, Collector, FileSummary};
 
 /// Bytes that are read at once.
@@ -91,8 +90,5 @@ fn read_file(path: &Path, arrivals: usize) -> FileSummary {
         let input = BufReader::with_capacity(BUFFER, input);
         file::read(input, |record| collector.add(record))
     });
-    collector.finish(match read {
-        Ok(end) => end.into(),
-        Err(error) => FileEnd::Unreadable { why: error.to_string() },
-    })
+    collector.finish(read)
 }

@@ -1,5 +1,6 @@
 //! What a run is, and how far it is. Only what a launch, training or benchmark wrote is recognised.
 
+use std::fmt;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -28,14 +29,10 @@ pub enum RunKind {
     Launch,
 }
 
-impl RunKind {
-    /// Its command.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Train => "train",
-            Self::Bench => "bench",
-            Self::Launch => "launch",
-        }
+/// Its command.
+impl fmt::Display for RunKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
 
@@ -53,15 +50,9 @@ pub enum RunState {
     Failed,
 }
 
-impl RunState {
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Running => "running",
-            Self::Finished => "finished",
-            Self::Stopped => "stopped",
-            Self::Failed => "failed",
-        }
+impl fmt::Display for RunState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
 

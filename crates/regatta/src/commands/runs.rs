@@ -57,7 +57,7 @@ fn table(runs: &[RunSummary]) -> String {
         };
         vec![
             run.path.display().to_string(),
-            run.kind.name().to_owned(),
+            run.kind.to_string(),
             colored(run.state),
             start_time(run),
             steps,
@@ -78,7 +78,7 @@ fn colored(state: RunState) -> String {
         RunState::Stopped => WARNING,
         RunState::Failed => ERROR,
     };
-    format!("{style}{}{style:#}", state.name())
+    format!("{style}{state}{style:#}")
 }
 
 /// Start of a run, as `2026-11-16 15:30`.

@@ -6,6 +6,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use regatta_events::file::ReadEnd;
 use regatta_events::operation::{Name, OperationKind};
 
 use super::clocks::{Alignment, align};
@@ -25,6 +26,17 @@ pub enum Attempts {
     One(u32),
     /// All of them.
     All,
+}
+
+impl Attempts {
+    /// Whether it is an attempt to report, where `last` is the last one.
+    pub fn contains(self, attempt: u32, last: Option<u32>) -> bool {
+        match self {
+            Self::Last => Some(attempt) == last,
+            Self::One(one) => attempt == one,
+            Self::All => true,
+        }
+    }
 }
 
 /// The files of a job. The order in which they are added has no effect.
@@ -102,7 +114,7 @@ pub struct Selected<'a> {
 impl<'a> Selected<'a> {
     pub(super) fn damaged_files(&self) -> impl Iterator<Item = &'a FileSummary> {
         let is_damaged = |file: &&FileSummary| {
-            matches!(file.end, FileEnd::Damaged { .. } | FileEnd::Unreadable { .. })
+            matches!(file.end, FileEnd::Read(ReadEnd::Damaged { .. }) | FileEnd::Unreadable(_))
         };
         self.files.iter().chain(&self.unknown).copied().filter(is_damaged)
     }
@@ -145,11 +157,7 @@ impl Analysis {
         let (known, mut unknown): (Vec<&FileSummary>, Vec<&FileSummary>) =
             self.files.iter().partition(|file| file.process.is_some());
         let all: BTreeSet<u32> = known.iter().map(|file| file.restart()).collect();
-        let is_chosen = |restart: u32| match attempts {
-            Attempts::Last => all.last() == Some(&restart),
-            Attempts::One(one) => one == restart,
-            Attempts::All => true,
-        };
+        let is_chosen = |restart: u32| attempts.contains(restart, all.last().copied());
         let mut files: Vec<&FileSummary> =
             known.into_iter().filter(|file| is_chosen(file.restart())).collect();
         files.sort_by_key(|file| (file.restart(), file.rank(), &file.name));

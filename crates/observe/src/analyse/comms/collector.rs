@@ -1,6 +1,7 @@
 //! Reads the records of one event file into totals whose size does not depend on the number of events.
 
 use std::collections::{BTreeMap, HashMap};
+use std::io;
 
 use regatta_events::file::{Lost, ReadEnd, Record};
 use regatta_events::operation::{Communicator, Name, Operation, OperationKind, Process};
@@ -13,34 +14,17 @@ use super::histogram::{Histogram, Totals};
 const MAX_IN_FLIGHT: usize = 4;
 
 /// How an event file ended.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FileEnd {
-    /// The process exited normally.
-    Complete,
-    /// After a complete block: the process is running, or was killed.
-    #[default]
-    Open,
-    /// Damaged from an offset on.
-    Damaged {
-        /// The offset.
-        offset: u64,
-        /// What is wrong.
-        why: String,
-    },
-    /// It cannot be read, or not to its end.
-    Unreadable {
-        /// The error.
-        why: String,
-    },
+    /// As its contents say.
+    Read(ReadEnd),
+    /// It cannot be read, or not to its end, for this reason.
+    Unreadable(String),
 }
 
-impl From<ReadEnd> for FileEnd {
-    fn from(end: ReadEnd) -> Self {
-        match end {
-            ReadEnd::Complete => Self::Complete,
-            ReadEnd::Open => Self::Open,
-            ReadEnd::Damaged { offset, why } => Self::Damaged { offset, why: why.to_string() },
-        }
+impl Default for FileEnd {
+    fn default() -> Self {
+        Self::Read(ReadEnd::Open)
     }
 }
 
@@ -264,8 +248,9 @@ impl Collector {
     }
 
     /// Ends the file.
-    pub fn finish(mut self, end: FileEnd) -> FileSummary {
-        self.summary.end = end;
+    pub fn finish(mut self, end: io::Result<ReadEnd>) -> FileSummary {
+        let unreadable = |error: io::Error| FileEnd::Unreadable(error.to_string());
+        self.summary.end = end.map_or_else(unreadable, FileEnd::Read);
         self.summary
     }
 }

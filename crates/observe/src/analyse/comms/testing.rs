@@ -1,12 +1,12 @@
 //! Records of made-up jobs.
 
-use regatta_events::file::Record;
+use regatta_events::file::{ReadEnd, Record};
 use regatta_events::operation::{
     Algorithm, ClockSync, Communicator, DataType, Operation, OperationKind, Process, Protocol,
     Source, Timing,
 };
 
-use super::collector::{Collector, FileEnd, FileSummary};
+use super::collector::{Collector, FileSummary};
 
 pub(super) const SECOND: u64 = 1_000_000_000;
 
@@ -65,7 +65,7 @@ pub(super) fn file_with(
     let mut collector = Collector::new(format!("{}-{}", process.host, process.pid), max_arrivals);
     collector.add(Record::Process(process));
     records.into_iter().for_each(|record| collector.add(record));
-    collector.finish(FileEnd::Complete)
+    collector.finish(Ok(ReadEnd::Complete))
 }
 
 /// The file of a rank of the world communicator that only runs all-reduces.

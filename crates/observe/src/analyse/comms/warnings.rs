@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use regatta_events::file::ReadEnd;
 use regatta_model::Warning;
 use regatta_model::units::{format_ranges, format_ranks, pluralize};
 
@@ -70,13 +71,11 @@ fn damages(selected: &Selected<'_>, all: &mut Vec<Warning>) {
     let mut unnamed = 0;
     for file in selected.damaged_files() {
         let (code, message) = match &file.end {
-            FileEnd::Damaged { offset, why } => {
+            FileEnd::Read(ReadEnd::Damaged { offset, why }) => {
                 ("damaged", format!("{} is damaged at byte {offset}: {why}", file.name))
             }
-            FileEnd::Unreadable { why } => {
-                ("unreadable", format!("cannot read {}: {why}", file.name))
-            }
-            FileEnd::Complete | FileEnd::Open => continue,
+            FileEnd::Unreadable(why) => ("unreadable", format!("cannot read {}: {why}", file.name)),
+            FileEnd::Read(_) => continue,
         };
         if all.len() >= MAX_NAMED {
             unnamed += 1;
@@ -95,7 +94,8 @@ fn damages(selected: &Selected<'_>, all: &mut Vec<Warning>) {
 }
 
 fn open(selected: &Selected<'_>) -> Option<Warning> {
-    let open = || selected.files.iter().copied().filter(|file| file.end == FileEnd::Open);
+    let open =
+        || selected.files.iter().copied().filter(|file| file.end == FileEnd::Read(ReadEnd::Open));
     open().next()?;
     Some(Warning::new(
         "open",

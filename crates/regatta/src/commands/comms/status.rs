@@ -76,11 +76,7 @@ pub fn run(paths: &[PathBuf], attempts: Attempts, json: bool) -> Result<bool> {
         }
     }
     let last = report.rows.iter().map(|row| row.attempt).max();
-    report.rows.retain(|row| match attempts {
-        Attempts::All => true,
-        Attempts::Last => Some(row.attempt) == last,
-        Attempts::One(attempt) => row.attempt == attempt,
-    });
+    report.rows.retain(|row| attempts.contains(row.attempt, last));
     report.rows.sort_by_key(|row| (row.attempt, row.rank, row.pid));
     output::print_report(json, || Ok(document::to_json(&report)?), || render(&report))?;
     Ok(!report.rows.is_empty())

@@ -14,11 +14,11 @@ pub fn message(path: &Path) -> Option<String> {
     let path = path.display().to_string();
     Some(match run.kind() {
         RunKind::Bench | RunKind::Launch => {
-            let kind = run.kind().name();
+            let kind = run.kind();
             format!("{path} is a run of `regatta {kind}`, without a checkpoint of `regatta train`")
         }
         RunKind::Train if interval == Some(0) => {
-            let state = run.state().name();
+            let state = run.state();
             format!(
                 "{path} has no checkpoint (the run is {state}): checkpoint.interval is 0, so none is \
                  saved; start a new run with another checkpoint.interval"

@@ -106,7 +106,7 @@ fn text(pruned: &[PrunedRun], yes: bool) -> String {
     let line = |one: &PrunedRun| {
         let PrunedRun { run, removed, kept } = one;
         let (path, size) = (run.path.display(), units::format_bytes(run.bytes));
-        let about = format!("{}, {}, {size}", run.state.name(), start_time(run));
+        let about = format!("{}, {}, {size}", run.state, start_time(run));
         match (kept, removed) {
             (Some(why), _) => format!("kept          {path}  {FAINT}{why}{FAINT:#}\n"),
             (None, true) => format!("removed       {path}  {FAINT}{about}{FAINT:#}\n"),

@@ -103,7 +103,7 @@ fn text(details: &RunDetails) -> String {
         settings.iter().map(|Setting { key, value }| ("setting", format!("{key} = {value}"))),
     );
     let line = |(name, value): &(&str, String)| format!("  {FAINT}{name:<12}{FAINT:#}{value}\n");
-    let (path, kind) = (run.path.display(), run.kind.name());
+    let (path, kind) = (run.path.display(), run.kind);
     let lines: String = lines.iter().map(line).collect();
     format!("{HEADING}{path}{HEADING:#} ({kind})\n{lines}")
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use regatta_events::file::ReadEnd;
 use regatta_events::operation::{Algorithm, Communicator, DataType, OperationKind, Protocol};
 use regatta_model::units::format_ranges;
 
@@ -273,10 +274,10 @@ pub(super) fn clocks(selected: &Selected<'_>) -> Vec<ClockRow> {
 
 pub(super) fn file(file: &FileSummary) -> FileRow {
     let (end, damaged_at) = match &file.end {
-        FileEnd::Complete => ("complete", None),
-        FileEnd::Open => ("open", None),
-        FileEnd::Damaged { offset, .. } => ("damaged", Some(*offset)),
-        FileEnd::Unreadable { .. } => ("unreadable", None),
+        FileEnd::Read(ReadEnd::Complete) => ("complete", None),
+        FileEnd::Read(ReadEnd::Open) => ("open", None),
+        FileEnd::Read(ReadEnd::Damaged { offset, .. }) => ("damaged", Some(*offset)),
+        FileEnd::Unreadable(_) => ("unreadable", None),
     };
     FileRow {
         name: file.name.clone(),

@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use regatta_events::file::{Lost, Record};
+use regatta_events::file::{Damage, Lost, Record};
 use regatta_events::operation::{DataType, Name, OperationKind, Process, Timing};
 use regatta_model::document;
 
@@ -120,13 +120,13 @@ fn the_last_attempt_is_reported_unless_another_is_asked_for() {
 #[test]
 fn damages_losses_and_missing_ranks_are_warnings() {
     let mut damaged = all_reduces(Process { world_size: Some(4), ..process(0, "a") }, 2, &[]);
-    damaged.end = FileEnd::Damaged { offset: 77, why: "wrong checksum".to_owned() };
+    damaged.end = FileEnd::Read(ReadEnd::Damaged { offset: 77, why: Damage::Checksum });
     let mut open =
         file(process(1, "a"), vec![Record::Lost(Lost { events: 5, operations: 0, unfinished: 1 })]);
-    open.end = FileEnd::Open;
+    open.end = FileEnd::Read(ReadEnd::Open);
     let foreign = FileSummary {
         name: "x.events".to_owned(),
-        end: FileEnd::Unreadable { why: "permission denied".to_owned() },
+        end: FileEnd::Unreadable("permission denied".to_owned()),
         ..FileSummary::default()
     };
     let report = report(vec![damaged, open, foreign]);
