@@ -7,6 +7,7 @@ use regatta_model::units::{pluralize, ranges};
 use super::fabric_plugin;
 use super::interface::{self, InterfaceKind};
 use super::report::{Finding, Gdr, Level, NetReport, RankReport, describe_ranks, rank_list};
+use super::requirement::RequiredNetwork;
 use super::transport::TransportKind;
 
 /// Fix of a log without records.
@@ -192,16 +193,14 @@ fn forced_tcp(rank: &RankReport) -> Option<String> {
         .or_else(|| is("NCCL_NET_PLUGIN", &["none", ""]))
 }
 
-/// A network that NCCL should use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FastNetwork {
-    Ib,
-    /// By a plug-in: Slingshot, EFA.
-    Libfabric,
-}
-
 /// How to get a rank off TCP, to this network if it is known.
-pub fn network_fix(rank: &RankReport, report: &NetReport, wanted: Option<FastNetwork>) -> String {
+pub fn network_fix(
+    rank: &RankReport,
+    report: &NetReport,
+    wanted: Option<&RequiredNetwork>,
+) -> String {
+    // Slingshot, EFA.
+    const LIBFABRIC: RequiredNetwork = RequiredNetwork::Libfabric { provider: None };
     let has_hsn = report.ranks.iter().any(|rank| {
         rank.sockets.values().chain(&rank.bootstrap).any(|name| name.starts_with("hsn"))
     });
@@ -217,24 +216,24 @@ pub fn network_fix(rank: &RankReport, report: &NetReport, wanted: Option<FastNet
     }
     let wanted = match (wanted, has_hsn, &rank.plugin.not_found) {
         (Some(wanted), ..) => Some(wanted),
-        (None, true, _) => Some(FastNetwork::Libfabric),
-        (None, false, _) if rank.ib_missing => Some(FastNetwork::Ib),
-        (None, false, Some(_)) => Some(FastNetwork::Libfabric),
+        (None, true, _) => Some(&LIBFABRIC),
+        (None, false, _) if rank.ib_missing => Some(&RequiredNetwork::Ib),
+        (None, false, Some(_)) => Some(&LIBFABRIC),
         (None, false, None) => None,
     };
     match wanted {
-        Some(FastNetwork::Libfabric) => format!(
+        Some(RequiredNetwork::Libfabric { .. }) => format!(
             "{}; set NCCL_NET=\"AWS Libfabric\" (its name in recent releases: Libfabric), so that the \
              job fails instead of using TCP; `regatta env` prints the settings of the site",
             plugin_fix(rank)
         ),
-        Some(FastNetwork::Ib) => {
+        Some(RequiredNetwork::Ib) => {
             "on a cluster with InfiniBand or RoCE: check that /dev/infiniband and libibverbs are visible to \
              the job (also inside the container) and that NCCL_IB_HCA names existing devices; with another \
              network, load its plug-in by NCCL_NET_PLUGIN"
                 .to_owned()
         }
-        None => "load the network's plug-in (NCCL_NET_PLUGIN=/path/to/libnccl-net.so), or make InfiniBand \
+        _ => "load the network's plug-in (NCCL_NET_PLUGIN=/path/to/libnccl-net.so), or make InfiniBand \
                  visible to the job; `regatta env` prints the settings of the site"
             .to_owned(),
     }

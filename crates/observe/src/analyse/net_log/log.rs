@@ -1,7 +1,7 @@
 //! Collects the facts of all processes from chunks of logs, in bounded memory.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 
 use memchr::memmem;
 
@@ -34,7 +34,7 @@ const MAX_WARNINGS: usize = 4;
 pub struct SourceId(usize);
 
 /// The facts of all processes.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct NetLog {
     pub(super) sources: Vec<Source>,
     pub(super) processes: Vec<Process>,
@@ -43,8 +43,6 @@ pub struct NetLog {
     pub(super) versions: Vec<String>,
     /// Processes by the hash of source, label, host and process ID.
     index: HashMap<u64, Vec<u32>>,
-    hasher: RandomState,
-    tag: memmem::Finder<'static>,
 }
 
 /// A file and the state of reading it.
@@ -104,20 +102,6 @@ pub struct RawTransport {
     pub line: u64,
 }
 
-impl Default for NetLog {
-    fn default() -> Self {
-        Self {
-            sources: Vec::new(),
-            processes: Vec::new(),
-            counts: LineCounts::default(),
-            versions: Vec::new(),
-            index: HashMap::new(),
-            hasher: RandomState::new(),
-            tag: memmem::Finder::new("NCCL "),
-        }
-    }
-}
-
 impl NetLog {
     /// Adds a file, whose name reports may mention; `rank` is its only writer, if that is known.
     pub fn add_source(&mut self, name: &str, rank: Option<u32>) -> SourceId {
@@ -143,10 +127,8 @@ impl NetLog {
         self.counts.lines += 1;
         self.sources[source.0].line += 1;
         let line = line.strip_suffix(b"\r").unwrap_or(line);
-        let tag = self.tag.clone();
         let continuation = self.sources[source.0].continuation.take();
-        let has_record =
-            record::split(line, terminated, &tag, |record| self.on_record(source, &record));
+        let has_record = record::split(line, terminated, |record| self.on_record(source, &record));
         if has_record {
             return;
         }
@@ -289,7 +271,7 @@ impl NetLog {
             return self.find_glued(source, host, pid);
         }
         let host = clip_host(host);
-        let key = self.hasher.hash_one((source.0, record.label, host, pid));
+        let key = self.index.hasher().hash_one((source.0, record.label, host, pid));
         let found = self.index.get(&key).into_iter().flatten().map(|&at| at as usize);
         let found = found.into_iter().find(|&at| self.is_process(at, source, record));
         if found.is_some() || self.processes.len() >= MAX_PROCESSES {

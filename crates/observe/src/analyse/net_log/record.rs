@@ -1,6 +1,8 @@
 //! Splits a line of a log into NCCL's records: `HOST:PID:TID [DEVICE] NCCL INFO MESSAGE`, behind any
 //! prefix. Processes that share a stream may write two records into one line.
 
+use std::sync::LazyLock;
+
 use memchr::memmem;
 
 /// Tokens before the tag in which the header is searched for: a warning has a source location and a
@@ -47,18 +49,13 @@ struct Tag {
 }
 
 /// Calls `handle` for each record of a line, which has no line break; returns whether it has any.
-pub fn split<'a>(
-    line: &'a [u8],
-    terminated: bool,
-    finder: &memmem::Finder<'_>,
-    mut handle: impl FnMut(Record<'a>),
-) -> bool {
-    let Some(mut tag) = find_tag(line, 0, finder) else { return false };
+pub fn split<'a>(line: &'a [u8], terminated: bool, mut handle: impl FnMut(Record<'a>)) -> bool {
+    let Some(mut tag) = find_tag(line, 0) else { return false };
     let (mut header_start, mut header) = parse_header(&line[..tag.start]);
     let mut label = parse_label(&line[..header_start]);
     let mut glued = false;
     loop {
-        let next = find_tag(line, tag.end, finder);
+        let next = find_tag(line, tag.end);
         let next_header = next.as_ref().map(|next| {
             let (start, header) = parse_header(&line[tag.end..next.start]);
             (tag.end + start, header)
@@ -88,11 +85,13 @@ fn has_slash(header: Header<'_>) -> bool {
     header.host.contains(&b'/')
 }
 
-fn find_tag(line: &[u8], from: usize, finder: &memmem::Finder<'_>) -> Option<Tag> {
+fn find_tag(line: &[u8], from: usize) -> Option<Tag> {
+    static TAG: LazyLock<memmem::Finder<'static>> = LazyLock::new(|| memmem::Finder::new("NCCL "));
     let mut at = from;
-    while let Some(found) = finder.find(&line[at..]) {
+    while let Some(found) = TAG.find(&line[at..]) {
         let start = at + found;
-        let rest = &line[start + finder.needle().len()..];
+        let end = start + TAG.needle().len();
+        let rest = &line[end..];
         let level = match rest {
             [b'I', b'N', b'F', b'O', ..] => Some((Level::Info, 4)),
             [b'W', b'A', b'R', b'N', ..] => Some((Level::Warn, 4)),
@@ -101,7 +100,6 @@ fn find_tag(line: &[u8], from: usize, finder: &memmem::Finder<'_>) -> Option<Tag
             }
             _ => None,
         };
-        let end = start + finder.needle().len();
         if let Some((level, length)) = level {
             let mut end = end + length;
             end += usize::from(line.get(end) == Some(&b' '));
@@ -187,9 +185,8 @@ mod tests {
     use super::*;
 
     fn records(line: &str) -> Vec<Record<'_>> {
-        let finder = memmem::Finder::new("NCCL ");
         let mut found = Vec::new();
-        split(line.as_bytes(), true, &finder, |record| found.push(record));
+        split(line.as_bytes(), true, |record| found.push(record));
         found
     }
 

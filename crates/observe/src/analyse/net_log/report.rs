@@ -41,7 +41,7 @@ pub struct NetReport {
     pub ranks: Vec<RankReport>,
     /// Files read.
     pub sources: Vec<String>,
-    #[allow(missing_docs)]
+    /// What was read.
     #[serde(flatten)]
     pub counts: LineCounts,
 }
@@ -101,7 +101,7 @@ pub enum Level {
 /// Something to know about the network.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    #[allow(missing_docs)]
+    /// How bad it is.
     pub level: Level,
     /// Name for scripts: `tcp-network`.
     pub code: String,
@@ -120,7 +120,7 @@ pub struct Finding {
 pub struct RankGroup {
     /// Ranks, as `0-7,12`.
     pub ranks: String,
-    #[allow(missing_docs)]
+    /// Number of ranks.
     pub count: u32,
     /// Host list.
     pub hosts: String,
@@ -128,7 +128,7 @@ pub struct RankGroup {
     pub networks: Vec<String>,
     /// Transports inside the node, as `P2P/IPC`.
     pub local: Vec<String>,
-    #[allow(missing_docs)]
+    /// Use of GPUDirect RDMA.
     pub gdr: Gdr,
 }
 
@@ -168,9 +168,9 @@ pub struct RankReport {
     /// `None` if the log does not say it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
-    #[allow(missing_docs)]
+    /// Name of its host.
     pub host: String,
-    #[allow(missing_docs)]
+    /// ID of its process.
     pub pid: u32,
     /// Number of the GPU in the process.
     pub device: u32,
@@ -182,9 +182,9 @@ pub struct RankReport {
     /// Network that the communicator uses, by its own name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
-    #[allow(missing_docs)]
+    /// Its network plug-in.
     pub plugin: PluginReport,
-    #[allow(missing_docs)]
+    /// Use of GPUDirect RDMA.
     pub gdr: Gdr,
     /// Whether rings, trees or channels are connected.
     pub connected: bool,
@@ -216,13 +216,13 @@ pub struct RankReport {
 /// The network plug-in of a rank.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PluginReport {
-    #[allow(missing_docs)]
+    /// Name of the plug-in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Version of its interface (`v8`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api: Option<String>,
-    #[allow(missing_docs)]
+    /// Its library.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub library: Option<String>,
     /// Name and version of the libfabric plug-in (`aws-ofi-nccl 1.14.0`).
@@ -273,10 +273,10 @@ impl PluginReport {
 /// A transport and its channels.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransportReport {
-    #[allow(missing_docs)]
+    /// The transport.
     #[serde(flatten)]
     pub transport: Transport,
-    #[allow(missing_docs)]
+    /// End of its channels, if it is logged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub direction: Option<Direction>,
     /// Number of channels.

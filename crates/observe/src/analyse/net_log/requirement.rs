@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::fabric_plugin::NETWORK;
-use super::judge::{self, FastNetwork};
+use super::judge;
 use super::report::{Gdr, NetReport, RankReport, describe_ranks};
 
 /// A network that a job must use, as `AWS Libfabric`, `ofi`, `cxi`, `ib`; with `/GDRDMA` behind it also
@@ -19,7 +19,7 @@ pub struct Requirement {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum RequiredNetwork {
+pub enum RequiredNetwork {
     /// NCCL's own InfiniBand and RoCE network.
     Ib,
     Socket,
@@ -149,11 +149,8 @@ impl Requirement {
         match &self.network {
             _ if right_network && self.gdr => Some(judge::gdr_fix(rank)),
             RequiredNetwork::Socket => Some("set NCCL_NET=Socket".to_owned()),
-            RequiredNetwork::Ib => Some(judge::network_fix(rank, report, Some(FastNetwork::Ib))),
-            RequiredNetwork::Libfabric { .. } => {
-                Some(judge::network_fix(rank, report, Some(FastNetwork::Libfabric)))
-            }
             RequiredNetwork::Named(_) => Some(judge::network_fix(rank, report, None)),
+            wanted => Some(judge::network_fix(rank, report, Some(wanted))),
         }
     }
 

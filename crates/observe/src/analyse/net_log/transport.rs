@@ -27,16 +27,16 @@ pub enum TransportKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Direction {
-    #[allow(missing_docs)]
+    /// The sender.
     Send,
-    #[allow(missing_docs)]
+    /// The receiver.
     Receive,
 }
 
 /// A transport.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Transport {
-    #[allow(missing_docs)]
+    /// What it goes over.
     pub kind: TransportKind,
     /// Network (`AWS Libfabric`, `IB`, `Socket`), or variant (`CUMEM/read`, `direct/direct`).
     pub name: String,
