@@ -6,6 +6,8 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use rustix::mm::{Advice, madvise};
+
 use crate::dtype::{bytes_of, bytes_of_mut};
 use crate::{CommError, Element, Result};
 
@@ -243,9 +245,7 @@ fn layout(bytes: usize) -> Layout {
 
 /// Matrix products access memory with large strides and suffer TLB misses with small pages. Only
 /// pages completely inside the buffer are advised, so memory use does not grow.
-#[cfg(target_os = "linux")]
 fn advise_huge_pages(start: NonNull<u8>, bytes: usize) {
-    use rustix::mm::{Advice, madvise};
     let inside = bytes / HUGE_PAGE * HUGE_PAGE;
     if inside > 0 {
         // Best effort: fails on systems without huge pages.
@@ -253,9 +253,6 @@ fn advise_huge_pages(start: NonNull<u8>, bytes: usize) {
         let _ = unsafe { madvise(start.as_ptr().cast(), inside, Advice::LinuxHugepage) };
     }
 }
-
-#[cfg(not(target_os = "linux"))]
-fn advise_huge_pages(_start: NonNull<u8>, _bytes: usize) {}
 
 impl Default for Buffer {
     /// An empty buffer.
