@@ -1,12 +1,13 @@
 """Trains GPT-2 without biases with PyTorch, as bench/src/bin/train does with Regatta: prints `ready`
-and the loss of the first step; then, for each line with a number of steps, prints the seconds of each step,
-a bar, and the loss of the last one.
+and the loss of the first step; then, for each line with a number of steps, prints the seconds of each step
+and the loss of the last one, as JSON.
 
 With `TORCH_PRECISION=bf16`, autocast to bf16. Arguments: eager or compiled, CPUs, vocabulary size, layers, heads, hidden size, sequence length, batch size
 per rank. For one of several ranks also the parallelism: `data` (DistributedDataParallel) or `zero3` (FSDP2);
 rank and rendezvous are in the environment, and ranks communicate over gloo."""
 
 import datetime
+import json
 import os
 import sys
 
@@ -148,6 +149,7 @@ for line in sys.stdin:
     for _ in range(WARM_UP):
         step()
     steps = [timed_step() for _ in range(int(line))]
-    print(*(seconds for seconds, _ in steps), "|", steps[-1][1].item(), flush=True)
+    report = {"steps": [{"seconds": seconds} for seconds, _ in steps], "loss": steps[-1][1].item()}
+    print(json.dumps(report), flush=True)
 if PARALLELISM:
     dist.destroy_process_group()

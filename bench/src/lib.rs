@@ -14,6 +14,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use regatta_predict::shape::{Family, ModelShape};
 
 /// Median and quartiles of many runs.
 #[derive(Debug, Clone, Copy)]
@@ -46,6 +47,25 @@ pub fn measure<T>(mut work: impl FnMut() -> T) -> RunTimes {
         times.push(one.elapsed());
     }
     RunTimes::of(times)
+}
+
+/// GPT-2 with the vocabulary of `gpt2`, padded.
+pub fn gpt2_shape(num_layers: usize, num_heads: usize, hidden_size: usize) -> ModelShape {
+    ModelShape {
+        family: Family::Gpt2,
+        seq_len: 1024,
+        hidden_size,
+        num_layers,
+        num_heads,
+        num_kv_heads: num_heads,
+        intermediate_size: 4 * hidden_size,
+        // A multiple of 64, because PyTorch does not pad it for tensor cores.
+        vocab_size: 50_304,
+        tie_embeddings: true,
+        bias: true,
+        norm_eps: 1e-5,
+        rope_theta: 10_000.0,
+    }
 }
 
 /// One of several interleaved workloads.

@@ -98,11 +98,6 @@ impl SimRanks {
         Ok(())
     }
 
-    /// Whether all ranks have the world table.
-    pub fn is_complete(&self) -> bool {
-        self.has_table.values().all(|has_table| *has_table)
-    }
-
     /// Handles events for up to `timeout`.
     pub fn poll(&mut self, timeout: Duration) -> io::Result<()> {
         let mut events = std::mem::take(&mut self.events);

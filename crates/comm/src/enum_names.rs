@@ -1,6 +1,7 @@
 //! Enums whose values have names.
 
 /// Implements `ALL`, `name` and `Display`. Variants after the semicolon are not part of `ALL`.
+#[macro_export]
 macro_rules! enum_names {
     ($type:ident, $doc:literal, $($variant:ident $name:literal),+ $(; $($other:ident $other_name:literal),+)?) => {
         impl $type {

@@ -90,7 +90,7 @@ pub fn check(result: &BenchResult, baseline: &BenchResult, tolerance: Tolerance)
                 Some(MeasuredRow { result, table, row })
             });
             let check = |place| check_row(&old, new.as_ref(), place, tolerance);
-            checks.extend(BufferMode::BOTH.into_iter().filter_map(check));
+            checks.extend(BufferMode::ALL.into_iter().filter_map(check));
         }
     }
     BaselineReport { tolerance, checks }

@@ -1,7 +1,6 @@
 //! Out-of-place and in-place calls.
 
-use std::fmt;
-
+use regatta_comm::enum_names;
 use regatta_model::{BenchRow, Measurement};
 use serde::{Deserialize, Serialize};
 
@@ -15,18 +14,10 @@ pub enum BufferMode {
     InPlace,
 }
 
+enum_names!(BufferMode, "Both modes, in the order of nccl-tests' columns and with its names.",
+    OutOfPlace "out-of-place", InPlace "in-place");
+
 impl BufferMode {
-    /// Both modes, in the order of nccl-tests' columns.
-    pub const BOTH: [Self; 2] = [Self::OutOfPlace, Self::InPlace];
-
-    /// The name, as nccl-tests prints it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::OutOfPlace => "out-of-place",
-            Self::InPlace => "in-place",
-        }
-    }
-
     /// The row's measurement in this mode.
     pub fn measurement(self, row: &BenchRow) -> Option<&Measurement> {
         match self {
@@ -42,11 +33,5 @@ impl BufferMode {
             Self::InPlace => &mut row.in_place,
         };
         place.get_or_insert_default()
-    }
-}
-
-impl fmt::Display for BufferMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }

@@ -122,7 +122,7 @@ pub(crate) fn by_size(
 ) -> BTreeMap<u64, f64> {
     let mut sums: BTreeMap<u64, (f64, f64)> = BTreeMap::new();
     for row in &table.rows {
-        let other = BufferMode::BOTH.into_iter().find(|other| *other != place);
+        let other = BufferMode::ALL.into_iter().find(|other| *other != place);
         let measured = place.measurement(row).or_else(|| other?.measurement(row));
         let value = measured.and_then(|m| metric.value(result, table, row.size_bytes, m));
         if let Some(value) = value {

@@ -1,7 +1,6 @@
 //! Metrics of a measurement.
 
-use std::fmt;
-
+use regatta_comm::enum_names;
 use regatta_model::{BenchResult, BenchTable, Measurement, Operation};
 use serde::{Deserialize, Serialize};
 
@@ -19,16 +18,11 @@ pub enum Metric {
     Time,
 }
 
-impl Metric {
-    /// The name with its unit.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::BusBandwidth => "bus bandwidth in GB/s",
-            Self::AlgorithmBandwidth => "algorithm bandwidth in GB/s",
-            Self::Time => "time in µs",
-        }
-    }
+enum_names!(Metric, "All metrics, named with their unit.",
+    BusBandwidth "bus bandwidth in GB/s", AlgorithmBandwidth "algorithm bandwidth in GB/s",
+    Time "time in µs");
 
+impl Metric {
     /// The unit.
     pub fn unit(self) -> &'static str {
         match self {
@@ -73,11 +67,5 @@ impl Metric {
             Self::AlgorithmBandwidth => measured.algbw.or_else(|| derived().map(|b| b.algbw)),
             Self::BusBandwidth => measured.busbw.or_else(|| derived().map(|b| b.busbw)),
         }
-    }
-}
-
-impl fmt::Display for Metric {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }

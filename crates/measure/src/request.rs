@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use regatta_comm::enum_names;
 use regatta_comm::tune::TuneConfig;
 use serde::{Deserialize, Serialize};
 
@@ -79,20 +80,11 @@ pub enum Backend {
     Rccl,
 }
 
-impl Backend {
-    /// Its name in options and results.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Host => "host",
-            Self::Tcp => "tcp",
-            Self::Libfabric => "libfabric",
-            Self::NetPlugin => "net-plugin",
-            Self::Nccl => "nccl",
-            Self::Rccl => "rccl",
-        }
-    }
+enum_names!(Backend, "All backends, named as in options and results.",
+    Auto "auto", Host "host", Tcp "tcp", Libfabric "libfabric", NetPlugin "net-plugin",
+    Nccl "nccl", Rccl "rccl");
 
+impl Backend {
     /// Whether it is NCCL or RCCL.
     pub fn is_nccl(self) -> bool {
         matches!(self, Self::Nccl | Self::Rccl)

@@ -1,5 +1,7 @@
 //! The communicators of a mesh, by which traffic is counted.
 
+use regatta_comm::enum_names;
+
 /// A communicator, named by what it carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Axis {
@@ -23,32 +25,6 @@ pub enum Axis {
     World,
 }
 
-impl Axis {
-    /// All axes, in the order of their declaration.
-    pub const ALL: [Self; 9] = [
-        Self::Tensor,
-        Self::Context,
-        Self::Data,
-        Self::Shard,
-        Self::Replica,
-        Self::Forward,
-        Self::Backward,
-        Self::Tied,
-        Self::World,
-    ];
-
-    /// Its name in tables and JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Tensor => "tensor",
-            Self::Context => "context",
-            Self::Data => "data",
-            Self::Shard => "shard",
-            Self::Replica => "replica",
-            Self::Forward => "forward",
-            Self::Backward => "backward",
-            Self::Tied => "tied",
-            Self::World => "world",
-        }
-    }
-}
+enum_names!(Axis, "All axes, in the order of their declaration.",
+    Tensor "tensor", Context "context", Data "data", Shard "shard", Replica "replica",
+    Forward "forward", Backward "backward", Tied "tied", World "world");

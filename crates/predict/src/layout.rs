@@ -1,5 +1,7 @@
 //! The resolved parallel configuration of a training run. No I/O.
 
+use regatta_comm::enum_names;
+
 use crate::mesh::Mesh;
 use crate::pipeline::{PipelineSize, ScheduleKind};
 
@@ -66,15 +68,7 @@ impl Tier {
     }
 }
 
-impl std::fmt::Display for Tier {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Device => "device",
-            Self::Host => "host",
-            Self::Disk => "disk",
-        })
-    }
-}
+enum_names!(Tier, "All tiers.", Device "device", Host "host", Disk "disk");
 
 /// The memory tiers of the state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -10,6 +10,7 @@ pub use role::{Module, ParamKind, ParamRole};
 pub use shard::{Shard, ShardSlice};
 pub use tile::Tile;
 
+use regatta_comm::enum_names;
 use serde::{Deserialize, Serialize};
 
 use shard::Sharding;
@@ -25,6 +26,8 @@ pub enum Family {
     /// GPT-2 without attention, for smoke tests: a bigram model.
     Mlp,
 }
+
+enum_names!(Family, "All architectures.", Gpt2 "gpt2", Llama "llama", Mlp "mlp");
 
 /// The sizes of a model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use crate::checkpoint::huggingface::{self, HuggingFaceError};
-use crate::checkpoint::{self, Checkpoint, CheckpointError, Skipped, StateTensor, TensorSlice};
+use crate::checkpoint::{
+    self, Checkpoint, CheckpointError, Skipped, StateTensor, TensorSlice, huggingface,
+};
 use crate::config::Config;
 use crate::training::TOKENIZER;
 use regatta_device::ops::Device;
@@ -16,12 +17,9 @@ use regatta_predict::shape::{ModelShape, ParamSpec};
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "each field is what the message shows")]
 pub enum LoadError {
-    /// The checkpoint cannot be read.
+    /// The checkpoint or the Hugging Face folder cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// The Hugging Face folder cannot be read.
-    #[error(transparent)]
-    HuggingFace(#[from] HuggingFaceError),
     /// No model found.
     #[error(
         "no model in {}: expected a run folder, a checkpoint, or a folder with config.json and \
@@ -111,7 +109,7 @@ fn from_hugging_face(folder: &Path, device: &dyn Device) -> Result<Loaded, LoadE
     let imported = huggingface::import(folder)?;
     let parameters = tensors(&imported.shape, device, |parameter, elements| {
         elements.copy_from_slice(&imported.read(parameter)?);
-        Ok::<_, HuggingFaceError>(())
+        Ok(())
     })?;
     let tokenizer = Some(folder.join(TOKENIZER)).filter(|file| file.is_file());
     let (shape, from) = (imported.shape.clone(), folder.to_owned());
@@ -120,11 +118,11 @@ fn from_hugging_face(folder: &Path, device: &dyn Device) -> Result<Loaded, LoadE
 }
 
 /// One tensor per block.
-fn tensors<E>(
+fn tensors(
     shape: &ModelShape,
     device: &dyn Device,
-    read: impl Fn(&ParamSpec, &mut [f32]) -> Result<(), E>,
-) -> Result<Vec<Tensor>, E> {
+    read: impl Fn(&ParamSpec, &mut [f32]) -> Result<(), CheckpointError>,
+) -> Result<Vec<Tensor>, CheckpointError> {
     let one = |block: &regatta_predict::shape::ParamBlock| {
         let mut elements = vec![0.0; block.padded_len()];
         for parameter in &block.parameters {

@@ -1,5 +1,7 @@
 //! Learning-rate schedules. No I/O.
 
+use regatta_comm::enum_names;
+
 /// Learning-rate decay after the warmup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LrDecay {
@@ -11,6 +13,8 @@ pub enum LrDecay {
     Constant,
 }
 
+enum_names!(LrDecay, "All decays.", Cosine "cosine", Linear "linear", Constant "constant");
+
 /// Scaling of the learning rate with the number of data-parallel replicas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LrScaling {
@@ -21,6 +25,8 @@ pub enum LrScaling {
     /// Linear.
     Linear,
 }
+
+enum_names!(LrScaling, "All scalings.", None "none", Sqrt "sqrt", Linear "linear");
 
 impl LrScaling {
     /// Factor of the learning rate.

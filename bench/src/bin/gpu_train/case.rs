@@ -1,6 +1,7 @@
 //! Models to measure.
 
 use anyhow::{Context, Result, bail};
+use regatta_benchmarks::gpt2_shape;
 use regatta_predict::shape::{Family, ModelShape};
 
 /// A model and a batch size.
@@ -20,10 +21,12 @@ impl Case {
     pub fn parse(text: &str) -> Result<Self> {
         let (name, batch) = text.split_once(':').context("expected MODEL:BATCH, as in 124m:32")?;
         let shape = match name {
-            "124m" => gpt2(12, 12, 768),
-            "355m" => gpt2(24, 16, 1024),
+            "124m" => gpt2_shape(12, 12, 768),
+            "355m" => gpt2_shape(24, 16, 1024),
             "llama-1b" => llama(16, 32, 2048, 8192),
-            "char" => ModelShape { seq_len: 256, vocab_size: 65, bias: false, ..gpt2(6, 6, 384) },
+            "char" => {
+                ModelShape { seq_len: 256, vocab_size: 65, bias: false, ..gpt2_shape(6, 6, 384) }
+            }
             _ => bail!("unknown model {name}: 124m, 355m, llama-1b or char"),
         };
         let dropout = if name == "char" { 0.2 } else { 0.0 };
@@ -42,24 +45,6 @@ impl Case {
     }
 }
 
-fn gpt2(num_layers: usize, num_heads: usize, hidden_size: usize) -> ModelShape {
-    ModelShape {
-        family: Family::Gpt2,
-        seq_len: 1024,
-        hidden_size,
-        num_layers,
-        num_heads,
-        num_kv_heads: num_heads,
-        intermediate_size: 4 * hidden_size,
-        // A multiple of 64, because PyTorch does not pad it for tensor cores.
-        vocab_size: 50_304,
-        tie_embeddings: true,
-        bias: true,
-        norm_eps: 1e-5,
-        rope_theta: 10_000.0,
-    }
-}
-
 /// Grouped-query attention with eight KV heads, SwiGLU, RoPE and an untied head.
 fn llama(num_layers: usize, num_heads: usize, hidden: usize, intermediate: usize) -> ModelShape {
     ModelShape {
@@ -70,6 +55,6 @@ fn llama(num_layers: usize, num_heads: usize, hidden: usize, intermediate: usize
         vocab_size: 32_000,
         tie_embeddings: false,
         bias: false,
-        ..gpt2(num_layers, num_heads, hidden)
+        ..gpt2_shape(num_layers, num_heads, hidden)
     }
 }

@@ -4,7 +4,8 @@ use anyhow::{Result, bail};
 use regatta_benchmarks::{RunTimes, python_with_torch};
 use regatta_device::precision::Precision;
 
-use crate::measurements::{Measurements, mean};
+use crate::contender::{Contender, run_rounds};
+use crate::measurements::mean;
 use crate::preset::{DataParallelism, Preset};
 use crate::round_line::{PhaseTimes, StepTime};
 use crate::worker_processes::{Framework, Workers};
@@ -23,26 +24,13 @@ const PHASES: [Phase; 5] = [
     ("other", |step, phases| phases.other(step.seconds)),
 ];
 
-/// A group of workers and its measurements.
-struct Contender {
-    workers: Workers,
-    /// `None`: without communication.
-    parallelism: Option<DataParallelism>,
-    measurements: Measurements,
-}
-
 pub fn compare(preset: Preset, options: &Options, cpus: &[usize]) -> Result<()> {
     let batch = if options.weak_scaling { preset.batch } else { preset.batch / cpus.len() };
     println!("{}, {} ranks, {batch} sequences per rank", preset.describe(), cpus.len());
     let mut contenders = start(preset, options, cpus, batch)?;
     check_first_losses(&contenders)?;
     let load_before = load_average();
-    for _ in 0..options.rounds.max(1) {
-        for Contender { workers, measurements, .. } in &mut contenders {
-            std::thread::sleep(PAUSE);
-            measurements.add_round(workers.run_round(preset.steps)?);
-        }
-    }
+    run_rounds(&mut contenders, preset, options.rounds, PAUSE)?;
     println!("load average: {load_before} before, {} after", load_average());
     print(&contenders);
     Ok(())
@@ -51,13 +39,10 @@ pub fn compare(preset: Preset, options: &Options, cpus: &[usize]) -> Result<()> 
 type Contenders = Vec<Contender>;
 
 fn start(preset: Preset, options: &Options, cpus: &[usize], batch: usize) -> Result<Contenders> {
-    let contender = |workers, parallelism| Contender {
-        workers,
-        parallelism,
-        measurements: Measurements::default(),
-    };
+    let contender =
+        |workers: Workers| Contender::new(&name(workers.framework, workers.parallelism), workers);
     let independent = Workers::regatta_independent(preset, cpus, batch)?;
-    let mut contenders = vec![contender(independent, None)];
+    let mut contenders = vec![contender(independent)];
     let python = python_with_torch();
     if python.is_none() {
         println!("PyTorch is not installed");
@@ -66,11 +51,11 @@ fn start(preset: Preset, options: &Options, cpus: &[usize], batch: usize) -> Res
     for parallelism in options.parallelism.iter().copied() {
         let each: Vec<&[usize]> = cpus.chunks(1).collect();
         let ranks = Workers::regatta_ranks(preset, Precision::F32, parallelism, &each, batch)?;
-        contenders.push(contender(ranks, Some(parallelism)));
+        contenders.push(contender(ranks));
         let Some(python) = &python else { continue };
         for compiled in modes.iter().copied() {
             match Workers::torch_ranks(python, preset, compiled, parallelism, cpus, batch) {
-                Ok(workers) => contenders.push(contender(workers, Some(parallelism))),
+                Ok(workers) => contenders.push(contender(workers)),
                 Err(error) => {
                     let framework = Framework::Torch { compiled, precision: Precision::F32 };
                     let name = name(framework, Some(parallelism));
@@ -88,7 +73,7 @@ fn check_first_losses(contenders: &[Contender]) -> Result<()> {
     for contender in contenders {
         let loss = contender.first_loss();
         if (loss / expected - 1.0).abs() > LOSS_TOLERANCE {
-            bail!("first loss of {} is {loss}, expected about {expected}", contender.name());
+            bail!("first loss of {} is {loss}, expected about {expected}", contender.name);
         }
     }
     Ok(())
@@ -99,14 +84,6 @@ impl Contender {
         mean(self.workers.first_losses.iter().copied())
     }
 
-    fn name(&self) -> String {
-        name(self.workers.framework, self.parallelism)
-    }
-
-    fn seconds(&self) -> f64 {
-        self.measurements.step_times().median.as_secs_f64()
-    }
-
     fn is_regatta(&self) -> bool {
         matches!(self.workers.framework, Framework::Regatta(_))
     }
@@ -114,12 +91,13 @@ impl Contender {
     /// Speed relative to the faster mode of PyTorch, and parallel efficiency: the speed relative to processes
     /// that do not communicate.
     fn comparison(&self, all: &[Contender]) -> String {
-        let Some(parallelism) = self.parallelism.filter(|_| self.is_regatta()) else {
+        let Some(parallelism) = self.workers.parallelism.filter(|_| self.is_regatta()) else {
             return String::new();
         };
         let efficiency = all[0].seconds() / self.seconds() * 100.0;
         let efficiency = format!("{efficiency:.0} % efficiency");
-        let comparable = |c: &&Self| !c.is_regatta() && c.parallelism == self.parallelism;
+        let comparable =
+            |c: &&Self| !c.is_regatta() && c.workers.parallelism == self.workers.parallelism;
         let torch = all.iter().filter(comparable);
         let Some(torch) = torch.min_by(|a, b| a.seconds().total_cmp(&b.seconds())) else {
             return efficiency;
@@ -155,7 +133,7 @@ fn print(contenders: &[Contender]) {
         let exposed = measurements.exposed_communication();
         let exposed = exposed.map(|part| format!("{:.1} %", part * 100.0)).unwrap_or_default();
         let loss = format!("{:.3} to {:.3}", contender.first_loss(), measurements.loss);
-        let (name, comparison) = (contender.name(), contender.comparison(contenders));
+        let (name, comparison) = (&contender.name, contender.comparison(contenders));
         println!("{name:<28}{median:>9.2}{quartiles:>20}{exposed:>9}{loss:>16}  {comparison}");
     }
     let names = PHASES.map(|(name, _)| format!("{name:>15}")).concat();
@@ -164,7 +142,7 @@ fn print(contenders: &[Contender]) {
         let phase = |(_, phase): &Phase| contender.measurements.median_phase(*phase);
         let phases = PHASES.iter().filter_map(phase);
         let phases: String = phases.map(|seconds| format!("{:>15.2}", seconds * 1e3)).collect();
-        println!("{:<28}{phases}", contender.name());
+        println!("{:<28}{phases}", contender.name);
     }
     println!();
 }

@@ -8,19 +8,12 @@ use regatta_benchmarks::python_with_torch;
 use regatta_device::precision::Precision;
 
 use crate::Options;
-use crate::measurements::Measurements;
+use crate::contender::{Contender, run_rounds};
 use crate::preset::{DataParallelism, Preset};
 use crate::worker_processes::Workers;
 
 /// Pause between contenders: OpenMP threads spin for 200 ms before they sleep.
 const PAUSE: Duration = Duration::from_millis(300);
-
-/// Workers and their measurements.
-struct Contender {
-    name: String,
-    workers: Workers,
-    measurements: Measurements,
-}
 
 pub fn compare(preset: Preset, options: &Options, cpus: &[usize]) -> Result<()> {
     println!("{}, vocabulary {}", preset.describe(), preset.vocab_size);
@@ -67,7 +60,7 @@ fn compare_threads(
             }
         }
     }
-    run_rounds(&mut contenders, preset, options.rounds)?;
+    run_rounds(&mut contenders, preset, options.rounds, PAUSE)?;
     println!("{} threads, {}", cpus.len(), precision.name());
     contenders.iter().for_each(|contender| contender.print(&preset));
     let (own, peers) = contenders.split_first().context("no contenders")?;
@@ -100,31 +93,12 @@ fn measure_ranks(
 
 fn measure(name: &str, workers: Workers, preset: Preset, options: &Options) -> Result<()> {
     let mut contenders = [Contender::new(name, workers)];
-    run_rounds(&mut contenders, preset, options.rounds)?;
+    run_rounds(&mut contenders, preset, options.rounds, PAUSE)?;
     contenders[0].print(&preset);
     Ok(())
 }
 
-fn run_rounds(contenders: &mut [Contender], preset: Preset, rounds: usize) -> Result<()> {
-    for _ in 0..rounds.max(1) {
-        for contender in &mut *contenders {
-            std::thread::sleep(PAUSE);
-            let reports = contender.workers.run_round(preset.steps)?;
-            contender.measurements.add_round(reports);
-        }
-    }
-    Ok(())
-}
-
 impl Contender {
-    fn new(name: &str, workers: Workers) -> Self {
-        Self { name: name.to_owned(), workers, measurements: Measurements::default() }
-    }
-
-    fn seconds(&self) -> f64 {
-        self.measurements.step_times().median.as_secs_f64()
-    }
-
     /// Median throughput with quartiles, and the median time of each phase.
     fn print(&self, preset: &Preset) {
         let tokens = preset.tokens(self.workers.global_batch) as f64;

@@ -20,6 +20,7 @@
 mod compare_ranks;
 mod compare_scaling;
 mod compare_threads;
+mod contender;
 mod kernel_table;
 mod measurements;
 mod preset;
@@ -81,60 +82,55 @@ fn main() -> Result<()> {
 }
 
 fn parse_options(mut args: impl Iterator<Item = String>) -> Result<Options> {
-    let (mut presets, mut parallelism) = (Vec::new(), Vec::new());
-    let (mut mode, mut rounds, mut compile, mut weak_scaling) = (Mode::Threads, 7, true, false);
-    let (mut threads, mut ranks, mut peer) = (vec![8, 16], Vec::new(), true);
+    let mut options = Options {
+        mode: Mode::Threads,
+        presets: Vec::new(),
+        parallelism: Vec::new(),
+        rounds: 7,
+        compile: true,
+        weak_scaling: false,
+        threads: vec![8, 16],
+        ranks: Vec::new(),
+        precisions: vec![Precision::F32, Precision::Bf16],
+        peer: true,
+    };
     let (mut batch, mut steps) = (None, None);
-    let mut precisions = vec![Precision::F32, Precision::Bf16];
     while let Some(arg) = args.next() {
         match arg.as_str() {
-            "ranks" => mode = Mode::Ranks,
-            "scaling" => mode = Mode::Scaling,
-            "kernels" => mode = Mode::Kernels,
-            "--rounds" => rounds = value(&arg, &mut args)?.parse()?,
+            "ranks" => options.mode = Mode::Ranks,
+            "scaling" => options.mode = Mode::Scaling,
+            "kernels" => options.mode = Mode::Kernels,
+            "--rounds" => options.rounds = value(&arg, &mut args)?.parse()?,
             "--steps" => steps = Some(value(&arg, &mut args)?.parse()?),
-            "--threads" => threads = parse_counts(&value(&arg, &mut args)?)?,
-            "--ranks" => ranks = parse_counts(&value(&arg, &mut args)?)?,
-            "--precisions" => precisions = parse_precisions(&value(&arg, &mut args)?)?,
+            "--threads" => options.threads = parse_counts(&value(&arg, &mut args)?)?,
+            "--ranks" => options.ranks = parse_counts(&value(&arg, &mut args)?)?,
+            "--precisions" => options.precisions = parse_precisions(&value(&arg, &mut args)?)?,
             "--batch" => batch = Some(value(&arg, &mut args)?.parse()?),
-            "--no-peer" => peer = false,
-            "--eager" => compile = false,
-            "--weak-scaling" => weak_scaling = true,
+            "--no-peer" => options.peer = false,
+            "--eager" => options.compile = false,
+            "--weak-scaling" => options.weak_scaling = true,
             // Cargo passes it to every benchmark.
             "--bench" => {}
             _ => match (Preset::find(&arg), DataParallelism::find(&arg)) {
-                (Some(preset), _) => presets.push(preset),
-                (_, Some(kind)) => parallelism.push(kind),
+                (Some(preset), _) => options.presets.push(preset),
+                (_, Some(kind)) => options.parallelism.push(kind),
                 _ => bail!(
                     "unknown argument {arg}: expected a preset (small, large, 124m), a mode or a parallelism"
                 ),
             },
         }
     }
-    let mut presets = or_all(presets, &preset::DEFAULT);
-    for preset in &mut presets {
+    options.presets = or_all(options.presets, &preset::DEFAULT);
+    for preset in &mut options.presets {
         preset.batch = batch.unwrap_or(preset.batch);
         preset.steps = steps.unwrap_or(preset.steps);
     }
-    let parallelism = or_all(
-        parallelism,
-        match mode {
-            Mode::Scaling => &DataParallelism::SCALED,
-            _ => &DataParallelism::COMPARED,
-        },
-    );
-    Ok(Options {
-        mode,
-        presets,
-        parallelism,
-        rounds,
-        compile,
-        weak_scaling,
-        threads,
-        ranks,
-        precisions,
-        peer,
-    })
+    let all = match options.mode {
+        Mode::Scaling => &DataParallelism::SCALED,
+        _ => &DataParallelism::COMPARED,
+    };
+    options.parallelism = or_all(options.parallelism, all);
+    Ok(options)
 }
 
 fn value(option: &str, args: &mut impl Iterator<Item = String>) -> Result<String> {

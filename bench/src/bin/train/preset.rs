@@ -1,6 +1,8 @@
 //! Models and parallelism of the benchmark.
 
-use regatta_predict::shape::{Family, ModelShape};
+use regatta_benchmarks::gpt2_shape;
+use regatta_comm::enum_names;
+use regatta_predict::shape::ModelShape;
 
 /// A model and its batch: GPT-2 without biases and dropout.
 #[derive(Debug, Clone, Copy)]
@@ -68,18 +70,10 @@ impl Preset {
 
     pub fn shape(&self) -> ModelShape {
         ModelShape {
-            family: Family::Gpt2,
             vocab_size: self.vocab_size,
             seq_len: self.seq_len,
-            hidden_size: self.hidden_size,
-            num_layers: self.layers,
-            num_heads: self.heads,
-            num_kv_heads: self.heads,
-            intermediate_size: 4 * self.hidden_size,
-            tie_embeddings: true,
             bias: false,
-            norm_eps: 1e-5,
-            rope_theta: 10_000.0,
+            ..gpt2_shape(self.layers, self.heads, self.hidden_size)
         }
     }
 
@@ -113,21 +107,14 @@ pub enum DataParallelism {
     Zero3,
 }
 
+enum_names!(DataParallelism, "All kinds, named as in arguments.",
+    Replicated "data", Zero1 "zero1", Zero3 "zero3");
+
 impl DataParallelism {
     /// Those compared with PyTorch.
     pub const COMPARED: [Self; 2] = [Self::Replicated, Self::Zero3];
     /// Those whose throughput is measured on many ranks.
     pub const SCALED: [Self; 2] = [Self::Replicated, Self::Zero1];
-    const ALL: [Self; 3] = [Self::Replicated, Self::Zero1, Self::Zero3];
-
-    /// Its name in arguments.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Replicated => "data",
-            Self::Zero1 => "zero1",
-            Self::Zero3 => "zero3",
-        }
-    }
 
     pub fn find(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|parallelism| parallelism.name() == name)

@@ -1,12 +1,12 @@
 //! The line in which a worker process reports a round, in the same format for Regatta and PyTorch.
 //!
-//! One word per step: its seconds and, if known, those of its phases, separated by colons; then a bar and the
-//! loss of the last step: `0.046:0.012:0.028:0.002:0.003 0.045:… | 4.17`.
+//! It is JSON: `{"steps": [{"seconds": 0.046, "phases": {"forward": 0.012, …}}, …], "loss": 4.17}`.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
 
 /// Seconds of the phases of a step.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PhaseTimes {
     pub forward: f64,
     pub backward: f64,
@@ -23,7 +23,7 @@ impl PhaseTimes {
 }
 
 /// Time of a step of one process.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct StepTime {
     pub seconds: f64,
     /// `None` for PyTorch.
@@ -31,7 +31,7 @@ pub struct StepTime {
 }
 
 /// A round of one process.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RoundReport {
     pub steps: Vec<StepTime>,
     /// Loss of the last step.
@@ -44,43 +44,11 @@ impl RoundReport {
         self.steps.iter().map(|step| step.seconds).sum::<f64>() / self.steps.len() as f64
     }
 
-    pub fn to_line(&self) -> String {
-        let words: Vec<String> = self.steps.iter().map(StepTime::word).collect();
-        format!("{} | {}", words.join(" "), self.loss)
-    }
-
     pub fn parse(line: &str) -> Result<Self> {
-        let parse = || {
-            let (steps, loss) = line.split_once('|').context("no loss")?;
-            let steps = steps.split_whitespace().map(StepTime::parse);
-            let steps = steps.collect::<Result<Vec<_>>>()?;
-            if steps.is_empty() {
-                bail!("no steps");
-            }
-            Ok(Self { steps, loss: loss.trim().parse()? })
-        };
-        parse().with_context(|| format!("invalid report of a round: {line:?}"))
-    }
-}
-
-impl StepTime {
-    fn word(&self) -> String {
-        let Some(PhaseTimes { forward, backward, communication, optimizer }) = self.phases else {
-            return self.seconds.to_string();
-        };
-        format!("{}:{forward}:{backward}:{communication}:{optimizer}", self.seconds)
-    }
-
-    fn parse(word: &str) -> Result<Self> {
-        let seconds: Vec<f64> = word.split(':').map(str::parse).collect::<Result<_, _>>()?;
-        match seconds[..] {
-            [seconds] => Ok(Self { seconds, phases: None }),
-            [seconds, forward, backward, communication, optimizer] => {
-                let phases = PhaseTimes { forward, backward, communication, optimizer };
-                Ok(Self { seconds, phases: Some(phases) })
-            }
-            _ => bail!("{word} has {} fields, expected 1 or 5", seconds.len()),
-        }
+        let invalid = || format!("invalid report of a round: {line:?}");
+        let report: Self = serde_json::from_str(line).with_context(invalid)?;
+        ensure!(!report.steps.is_empty(), "{}: no steps", invalid());
+        Ok(report)
     }
 }
 
@@ -94,20 +62,29 @@ mod tests {
         let phases = Some(PhaseTimes { forward, backward, communication, optimizer });
         let step = |seconds, phases| StepTime { seconds, phases };
         let report = RoundReport { steps: vec![step(1.0, phases), step(3.0, None)], loss: 4.17 };
-        assert_eq!(RoundReport::parse(&report.to_line()).unwrap(), report);
+        assert_eq!(RoundReport::parse(&serde_json::to_string(&report).unwrap()).unwrap(), report);
         assert_eq!(report.mean_seconds(), 2.0);
     }
 
     #[test]
     fn phases_are_optional() {
-        let report = RoundReport::parse("0.5 1.5e-2 | 4.5\n").unwrap();
+        let line = "{\"steps\": [{\"seconds\": 0.5}, {\"seconds\": 1.5e-2}], \"loss\": 4.5}\n";
+        let report = RoundReport::parse(line).unwrap();
         assert_eq!((report.steps[1].seconds, report.loss), (0.015, 4.5));
         assert!(report.steps.iter().all(|step| step.phases.is_none()));
     }
 
     #[test]
     fn invalid_lines_are_rejected() {
-        for line in ["", "0.5 0.5", "| 4.5", "0.5:0.1 | 4.5", "fast | 4.5", "0.5 | low"] {
+        let lines = [
+            "",
+            "{\"steps\": [{\"seconds\": 0.5}]}",
+            "{\"steps\": [], \"loss\": 4.5}",
+            "{\"steps\": [{\"seconds\": 0.5, \"phases\": {\"forward\": 0.1}}], \"loss\": 4.5}",
+            "{\"steps\": [{\"seconds\": \"fast\"}], \"loss\": 4.5}",
+            "{\"steps\": [{\"seconds\": 0.5}], \"loss\": \"low\"}",
+        ];
+        for line in lines {
             let error = RoundReport::parse(line).unwrap_err().to_string();
             assert!(error.contains(&format!("{line:?}")), "{error}");
         }

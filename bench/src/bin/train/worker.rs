@@ -93,7 +93,7 @@ pub fn run(args: &[String]) -> Result<()> {
         let steps = trainer.run_steps(steps)?;
         let (_, loss) = *steps.last().context("a round without steps")?;
         let steps = steps.into_iter().map(|(step, _)| step).collect();
-        print_line(&RoundReport { steps, loss }.to_line())?;
+        print_line(&serde_json::to_string(&RoundReport { steps, loss })?)?;
     }
     Ok(())
 }

@@ -33,6 +33,8 @@ pub struct Workers {
     pub ranks: usize,
     /// Sequences of a step on all ranks.
     pub global_batch: usize,
+    /// `None` without communication.
+    pub parallelism: Option<DataParallelism>,
     /// Loss of the first step of each process.
     pub first_losses: Vec<f64>,
     processes: Vec<LineProcess>,
@@ -75,7 +77,7 @@ impl Workers {
             processes.push(process);
         }
         let workers = Self::start(Framework::Regatta(precision), batch * ranks, processes)?;
-        Ok(Self { ranks, threads, ..workers })
+        Ok(Self { ranks, threads, parallelism: Some(parallelism), ..workers })
     }
 
     /// One process of PyTorch.
@@ -114,7 +116,7 @@ impl Workers {
         };
         let processes = cpus.iter().enumerate().map(spawn).collect::<Result<_>>()?;
         let workers = Self::start(framework, batch * ranks, processes)?;
-        Ok(Self { ranks, ..workers })
+        Ok(Self { ranks, parallelism: Some(parallelism), ..workers })
     }
 
     /// Waits until all processes have done their first steps. One rank of one thread by default.
@@ -129,7 +131,8 @@ impl Workers {
             let loss = line.strip_prefix("ready ").and_then(|loss| loss.parse().ok());
             first_losses.push(loss.with_context(|| line)?);
         }
-        Ok(Self { framework, threads: 1, ranks: 1, global_batch, first_losses, processes })
+        let (threads, ranks, parallelism) = (1, 1, None);
+        Ok(Self { framework, threads, ranks, global_batch, parallelism, first_losses, processes })
     }
 
     /// Runs `steps` steps in all processes and returns their reports.

@@ -414,8 +414,8 @@ impl DeviceInfo {
             name => name.into_owned(),
         };
         let attribute = |which| driver.attribute(index, which);
-        let major = attribute(Attribute::ComputeCapabilityMajor);
-        let minor = attribute(Attribute::ComputeCapabilityMinor);
+        let major = attribute(Attribute::COMPUTE_CAPABILITY_MAJOR);
+        let minor = attribute(Attribute::COMPUTE_CAPABILITY_MINOR);
         let arch = match runtime.vendor {
             Vendor::Nvidia if (major, minor) < MIN_COMPUTE_CAPABILITY => {
                 let why = format!(
@@ -435,9 +435,9 @@ impl DeviceInfo {
             name,
             arch,
             compute_capability: (major, minor),
-            warp_size: attribute(Attribute::WarpSize),
-            multiprocessors: attribute(Attribute::MultiprocessorCount),
-            max_shared_bytes: attribute(Attribute::MaxSharedBytesPerBlock),
+            warp_size: attribute(Attribute::WARP_SIZE),
+            multiprocessors: attribute(Attribute::MULTIPROCESSORS),
+            max_shared_bytes: attribute(Attribute::MAX_SHARED_BYTES_PER_BLOCK),
         })
     }
 }

@@ -51,32 +51,24 @@ pub enum GetErrorString {
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
 const MAX_DYNAMIC_SHARED_BYTES: c_int = 8;
 
-/// A property of a device.
+/// A property of a device: its `CUdevice_attribute` of `cuda.h`, and its `hipDeviceAttribute_t` of
+/// `hip/hip_runtime_api.h`, whose values are positions in the enumeration.
 #[derive(Debug, Clone, Copy)]
-pub enum Attribute {
-    MultiprocessorCount,
-    ComputeCapabilityMajor,
-    ComputeCapabilityMinor,
-    MaxSharedBytesPerBlock,
-    WarpSize,
+pub struct Attribute {
+    cuda: c_int,
+    hip: c_int,
 }
 
 impl Attribute {
-    /// `CUdevice_attribute` of `cuda.h`, or `hipDeviceAttribute_t` of `hip/hip_runtime_api.h`, whose
-    /// values are positions in the enumeration.
+    pub const MULTIPROCESSORS: Self = Self { cuda: 16, hip: 63 };
+    pub const COMPUTE_CAPABILITY_MAJOR: Self = Self { cuda: 75, hip: 23 };
+    pub const COMPUTE_CAPABILITY_MINOR: Self = Self { cuda: 76, hip: 61 };
+    pub const MAX_SHARED_BYTES_PER_BLOCK: Self = Self { cuda: 97, hip: 74 };
+    pub const WARP_SIZE: Self = Self { cuda: 10, hip: 87 };
+
+    /// Its value in the library of a vendor.
     pub fn code(self, vendor: Vendor) -> c_int {
-        match (vendor, self) {
-            (Vendor::Nvidia, Self::MultiprocessorCount) => 16,
-            (Vendor::Nvidia, Self::ComputeCapabilityMajor) => 75,
-            (Vendor::Nvidia, Self::ComputeCapabilityMinor) => 76,
-            (Vendor::Nvidia, Self::MaxSharedBytesPerBlock) => 97,
-            (Vendor::Nvidia, Self::WarpSize) => 10,
-            (Vendor::Amd, Self::MultiprocessorCount) => 63,
-            (Vendor::Amd, Self::ComputeCapabilityMajor) => 23,
-            (Vendor::Amd, Self::ComputeCapabilityMinor) => 61,
-            (Vendor::Amd, Self::MaxSharedBytesPerBlock) => 74,
-            (Vendor::Amd, Self::WarpSize) => 87,
-        }
+        if vendor == Vendor::Nvidia { self.cuda } else { self.hip }
     }
 }
 

@@ -112,10 +112,9 @@ impl CudaDevice {
         let strides = [&[columns][..], rows_of.as_flattened()].concat();
         let elements = Elements::in_rows(rows * columns, &strides, &[x, y]);
         let [from, to] = rows_of.map(|row| row.map(|size| Arg::from(size as u64)));
-        let mut args = vec![x.into(), from[0], from[1], y.into(), to[0], to[1]];
-        args.push(to_u32(columns).into());
-        args.extend(elements.args());
-        self.launch(&Kernel::new(&SOURCE, name), elements.grid(), &args);
+        let columns = to_u32(columns).into();
+        let args = [x.into(), from[0], from[1], y.into(), to[0], to[1], columns];
+        self.launch_elements(&SOURCE, name, elements, &[], &args);
     }
 
     /// Adds `count` f64 in device memory to a scalar, in a fixed order.

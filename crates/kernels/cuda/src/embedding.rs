@@ -31,7 +31,7 @@ impl EmbeddingOps for CudaDevice {
         let name = kernel_name("embedding", [table.dtype(), y.dtype()]);
         let (table, y_ptr) = (Ptr::of(table), Ptr::of_mut(&y));
         let elements = Elements::in_rows(y.len(), &[dim], &[table, y_ptr]);
-        let mut args: Vec<Arg> = vec![
+        let args: [Arg; 6] = [
             Ptr::of(tokens).into(),
             (first as u64).into(),
             table.into(),
@@ -39,8 +39,7 @@ impl EmbeddingOps for CudaDevice {
             y_ptr.into(),
             to_u32(dim).into(),
         ];
-        args.extend(elements.args());
-        self.launch(&Kernel::new(&SOURCE, name), elements.grid(), &args);
+        self.launch_elements(&SOURCE, name, elements, &[], &args);
     }
 
     fn embedding_backward(&self, args: EmbeddingBackwardArgs<'_>) {
@@ -58,7 +57,7 @@ impl EmbeddingOps for CudaDevice {
         let name = kernel_name("embedding_backward_atomic", [dy.dtype()]);
         let (dy_ptr, dtable_ptr) = (Ptr::of(dy), Ptr::of_mut(&dtable));
         let elements = Elements::in_rows(dy.len(), &[dim], &[dy_ptr, dtable_ptr]);
-        let mut args: Vec<Arg> = vec![
+        let args: [Arg; 6] = [
             Ptr::of(tokens).into(),
             (first as u64).into(),
             dy_ptr.into(),
@@ -66,8 +65,7 @@ impl EmbeddingOps for CudaDevice {
             (table_rows as u64).into(),
             to_u32(dim).into(),
         ];
-        args.extend(elements.args());
-        self.launch(&Kernel::new(&SOURCE, name), elements.grid(), &args);
+        self.launch_elements(&SOURCE, name, elements, &[], &args);
     }
 
     fn add_position_embedding(&self, dim: usize, pos: View<'_>, table: View<'_>, y: ViewMut<'_>) {
@@ -80,15 +78,14 @@ impl EmbeddingOps for CudaDevice {
         let name = kernel_name("add_position_embedding", [table.dtype(), y.dtype()]);
         let (table, y_ptr) = (Ptr::of(table), Ptr::of_mut(&y));
         let elements = Elements::in_rows(y.len(), &[dim], &[table, y_ptr]);
-        let mut args: Vec<Arg> = vec![
+        let args: [Arg; 5] = [
             Ptr::of(pos).into(),
             to_u32(pos.len()).into(),
             table.into(),
             y_ptr.into(),
             to_u32(dim).into(),
         ];
-        args.extend(elements.args());
-        self.launch(&Kernel::new(&SOURCE, name), elements.grid(), &args);
+        self.launch_elements(&SOURCE, name, elements, &[], &args);
     }
 
     /// In a fixed order: positions may occur several times, as with context parallelism.

@@ -1,6 +1,6 @@
 //! Storage format of activations.
 
-use regatta_comm::DType;
+use regatta_comm::{DType, enum_names};
 use serde::{Deserialize, Serialize};
 
 /// Data type of activations and of GEMM operands. Everything else is f32.
@@ -14,18 +14,12 @@ pub enum Precision {
     Bf16,
 }
 
+enum_names!(Precision, "All precisions, named as in `train.precision`.", F32 "f32", Bf16 "bf16");
+
 impl Precision {
     /// The precision of a name.
     pub fn find(name: &str) -> Option<Self> {
-        [Self::F32, Self::Bf16].into_iter().find(|precision| precision.name() == name)
-    }
-
-    /// Its name, as in `train.precision`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-        }
+        Self::ALL.into_iter().find(|precision| precision.name() == name)
     }
 
     /// The dtype of its elements.

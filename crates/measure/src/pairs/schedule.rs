@@ -47,7 +47,7 @@ pub fn node_aware_rounds<N: PartialEq>(nodes: &[N]) -> Vec<Vec<EndpointPair>> {
 }
 
 /// Ranks of each node, in order of first appearance.
-fn ranks_by_node<N: PartialEq>(nodes: &[N]) -> Vec<Vec<usize>> {
+pub(super) fn ranks_by_node<N: PartialEq>(nodes: &[N]) -> Vec<Vec<usize>> {
     let mut ranks_by_node: Vec<Vec<usize>> = Vec::new();
     for (end, node) in nodes.iter().enumerate() {
         match ranks_by_node.iter_mut().find(|own| nodes[own[0]] == *node) {

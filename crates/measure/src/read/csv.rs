@@ -67,7 +67,7 @@ impl<'a> CsvRecord<'a> {
 
     fn place(&self) -> Result<BufferMode> {
         let Some(cell) = self.cells.get("place") else { return Ok(BufferMode::OutOfPlace) };
-        let found = BufferMode::BOTH.into_iter().find(|place| place.name() == *cell);
+        let found = BufferMode::ALL.into_iter().find(|place| place.name() == *cell);
         found.ok_or_else(|| self.mismatch("out-of-place or in-place".to_owned(), cell))
     }
 

@@ -37,7 +37,7 @@ fn collectives(result: &BenchResult) -> Vec<Vec<String>> {
     let mut records = Vec::new();
     let rows = result.tables.iter().flat_map(|t| t.rows.iter().map(move |row| (t, row)));
     for (table, row) in rows {
-        for place in BufferMode::BOTH {
+        for place in BufferMode::ALL {
             let Some(measured) = place.measurement(row) else { continue };
             let (label, program) = (result.label.clone(), result.program.name().to_owned());
             let mut record = vec![label, program, known(&result.backend)];

@@ -20,7 +20,7 @@ impl TableLayout {
     /// The columns for which a result has values.
     pub fn for_result(result: &BenchResult) -> Self {
         let rows = result.tables.iter().flat_map(|table| &table.rows);
-        let measured = rows.flat_map(|row| BufferMode::BOTH.map(|place| place.measurement(row)));
+        let measured = rows.flat_map(|row| BufferMode::ALL.map(|place| place.measurement(row)));
         let mut stats = measured.flatten().filter_map(|measured| measured.call_stats.as_ref());
         let shown = stats.any(|stats| iteration_columns(stats).iter().any(Option::is_some));
         if shown { Self::Iterations } else { Self::Means }
@@ -217,7 +217,7 @@ pub fn footer(result: &BenchResult, operation: &Operation) -> String {
 /// Wrong elements of all rows, and the mean of their bus bandwidths, if there are any.
 pub fn totals<'a>(tables: impl Iterator<Item = &'a BenchTable>) -> (u64, Option<f64>) {
     let rows: Vec<&BenchRow> = tables.flat_map(|table| &table.rows).collect();
-    let both = |row: &&'a BenchRow| BufferMode::BOTH.map(|place| place.measurement(row));
+    let both = |row: &&'a BenchRow| BufferMode::ALL.map(|place| place.measurement(row));
     let wrong = rows.iter().flat_map(both).flatten().filter_map(|measured| measured.wrong);
     // Rows of 0 bytes have no bandwidth.
     let sized = rows.iter().filter(|row| row.size_bytes > 0);

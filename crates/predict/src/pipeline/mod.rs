@@ -187,30 +187,6 @@ impl Schedule {
         self.ranks[rank].iter().filter_map(|action| self.sends(*action))
     }
 
-    /// All messages that a rank receives, in order.
-    pub fn received(&self, rank: usize) -> impl Iterator<Item = Message> {
-        self.ranks[rank].iter().filter_map(|action| self.receives(*action))
-    }
-
-    /// Whether this action completes the gradients of its chunk.
-    pub fn completes(&self, action: Action) -> bool {
-        action.computation.computes_weight_grads() && action.micro_batch + 1 == self.micro_batches
-    }
-
-    /// Peak number of micro-batches in flight on a rank, counted per chunk.
-    pub fn in_flight(&self, rank: usize) -> usize {
-        let (mut in_flight, mut peak) = (0usize, 0);
-        for action in &self.ranks[rank] {
-            if action.computation == Computation::Forward {
-                in_flight += 1;
-            } else if action.computation.computes_weight_grads() {
-                in_flight = in_flight.saturating_sub(1);
-            }
-            peak = peak.max(in_flight);
-        }
-        peak
-    }
-
     /// The next or the previous chunk, if there is one.
     fn neighbour(&self, chunk: usize, next: bool) -> Option<usize> {
         let neighbour = if next { chunk + 1 } else { chunk.checked_sub(1)? };

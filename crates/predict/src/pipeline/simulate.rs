@@ -90,8 +90,6 @@ pub struct Timeline {
     pub ranks: Vec<Vec<Span>>,
     /// Duration of the step.
     pub total: f64,
-    /// Peak number of micro-batches in flight per rank, counted per chunk.
-    pub in_flight: Vec<usize>,
 }
 
 impl Timeline {
@@ -144,6 +142,5 @@ pub fn simulate(schedule: &Schedule, costs: &ChunkCosts) -> Result<Timeline, Sim
         }
     }
     let total = ranks.iter().flatten().map(|span| span.end).fold(0.0, f64::max);
-    let in_flight = (0..schedule.stages).map(|rank| schedule.in_flight(rank)).collect();
-    Ok(Timeline { ranks, total, in_flight })
+    Ok(Timeline { ranks, total })
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use regatta_model::{run_folder, units};
 use regatta_predict::shape::ModelShape;
-use regatta_train::checkpoint::huggingface::{self, HuggingFaceError};
+use regatta_train::checkpoint::huggingface;
 use regatta_train::checkpoint::manifest::{Manifest, ShardCounts};
 use regatta_train::checkpoint::{
     Checkpoint, CheckpointMeta, SPLIT, Shard, State, StateTensor, Writer, has_checkpoint,
@@ -98,8 +98,7 @@ fn sharding(manifest: &Manifest) -> String {
 }
 
 fn describe(shape: &ModelShape) -> String {
-    let family = format!("{:?}", shape.family).to_lowercase();
-    let ModelShape { hidden_size, seq_len, vocab_size, .. } = shape;
+    let ModelShape { family, hidden_size, seq_len, vocab_size, .. } = shape;
     let layers = units::pluralize(shape.num_layers, "layer");
     let heads = units::pluralize(shape.num_heads, "head");
     format!(
@@ -151,7 +150,7 @@ fn check_import_target(to: &Path, force: bool) -> Result<()> {
 fn import(args: &ImportArgs) -> Result<()> {
     check_import_target(&args.to, args.force)?;
     let model = huggingface::import(&args.model)?;
-    let read = |parameter| -> Result<Shard, HuggingFaceError> {
+    let read = |parameter| -> Result<Shard> {
         let values = model.read(&parameter)?;
         Ok(Shard::full_tensor(&parameter.name, StateTensor::Parameter, &parameter.shape, values))
     };
@@ -204,8 +203,7 @@ fn import_tokenizer(model: &Path, to: &Path) -> Result<Option<Tokenizer>> {
 fn export(args: &ExportArgs) -> Result<()> {
     let checkpoint = find(&args.folder)?;
     let shape = &checkpoint.meta().shape;
-    let mut read =
-        |name: &str| -> Result<_> { Ok(checkpoint.read_whole(name, StateTensor::Parameter)?) };
+    let mut read = |name: &str| checkpoint.read_whole(name, StateTensor::Parameter);
     let tokenizer = export_tokenizer(args, &checkpoint)?;
     huggingface::export(&args.to, shape, &mut read, tokenizer.as_ref(), args.force)?;
     report(args.json, "model", &args.to, shape)

@@ -68,7 +68,7 @@ impl CheckpointDir {
         let sidecars = sidecars.collect::<Result<_>>()?;
         let path = partial.join(MANIFEST);
         let manifest = Manifest::gather(meta, sidecars)
-            .map_err(|why| CheckpointError::Manifest { path: path.clone(), why })?;
+            .map_err(|why| CheckpointError::File { path: path.clone(), why })?;
         self.clean(&partial, &manifest)?;
         let text = manifest.to_text();
         let sum = format!("{}  {MANIFEST}\n", hex(&Sha256::digest(&text)));
@@ -123,7 +123,7 @@ impl CheckpointDir {
         let sidecar = String::from_utf8(bytes)
             .map_err(|error| error.to_string())
             .and_then(|text| Sidecar::parse(&text));
-        let wrong = |why: String| CheckpointError::Sidecar { path: path.clone(), why };
+        let wrong = |why: String| CheckpointError::File { path: path.clone(), why };
         let sidecar = sidecar.map_err(wrong)?;
         let is = (sidecar.step, sidecar.rank, sidecar.ranks);
         if is != (step, rank, ranks) {

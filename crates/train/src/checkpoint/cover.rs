@@ -24,13 +24,13 @@ pub(super) fn cover(
     let mut copies: Vec<CopySpan> = Vec::new();
     let (mut to, mut last) = (0, 0);
     for run in want.contiguous_ranges(shape) {
-        let (mut position, end) = (run.start, run.start + run.len);
+        let (mut position, end) = (run.start, run.end);
         while position < end {
             // The next element is usually in the same shard or the following one.
             let order = (last..have.len()).chain(0..last);
             let mut found = order.map(|shard| (shard, have[shard].locate(shape, position)));
             let (shard, at) = found.find_map(|(shard, at)| Some((shard, at?))).ok_or(position)?;
-            let len = at.len.min(end - position);
+            let len = at.len().min(end - position);
             copies.push(CopySpan { shard, from: at.start, to, len });
             (position, to, last) = (position + len, to + len, shard);
         }
@@ -46,7 +46,7 @@ mod tests {
 
     /// The elements of a slice of a tensor whose elements are their positions.
     fn elements(slice: &TensorSlice, shape: &[usize]) -> Vec<usize> {
-        slice.contiguous_ranges(shape).flat_map(|run| run.start..run.start + run.len).collect()
+        slice.contiguous_ranges(shape).flatten().collect()
     }
 
     fn split(shape: [usize; 2], ways: usize, how: u8) -> Vec<TensorSlice> {

@@ -53,9 +53,6 @@ pub enum CheckpointError {
         path.display()
     )]
     NotShared { path: PathBuf, rank: usize },
-    /// Shards of different ranks are inconsistent.
-    #[error("{} {why}", path.display())]
-    Sidecar { path: PathBuf, why: String },
     /// A commit without a finished save.
     #[error("the checkpoint of step {step} cannot be committed: {why}")]
     NotWritten { step: u64, why: String },
@@ -66,12 +63,9 @@ pub enum CheckpointError {
         if *found > VERSION { "update regatta" } else { "export it with the regatta that wrote it" }
     )]
     Version { path: PathBuf, found: u32 },
-    /// Not a checkpoint, or a damaged one.
+    /// An invalid, damaged or missing file, or one with unsupported settings.
     #[error("{} {why}", path.display())]
-    Manifest { path: PathBuf, why: String },
-    /// A damaged file.
-    #[error("{} {why}", path.display())]
-    DamagedFile { path: PathBuf, why: String },
+    File { path: PathBuf, why: String },
     /// A damaged tensor.
     #[error("{}: {key} {why}", path.display())]
     Damaged { path: PathBuf, key: String, why: String },
@@ -81,6 +75,22 @@ pub enum CheckpointError {
     /// The tensor has another shape or is incomplete.
     #[error("checkpoint {}: {tensor} {why}", folder.display())]
     Tensor { folder: PathBuf, tensor: String, why: String },
+    /// No model in a Hugging Face folder.
+    #[error(
+        "no model in {}: it has neither model.safetensors nor model.safetensors.index.json; expected a \
+         folder written by `save_pretrained` of transformers",
+        folder.display()
+    )]
+    NoModel { folder: PathBuf },
+    /// The target of an export exists.
+    #[error("{} already exists: choose another folder, or overwrite it with --force", path.display())]
+    Exists { path: PathBuf },
+    /// The target of an export has a run or checkpoints, which it would hide.
+    #[error("{} is a run folder or has checkpoints: export to another folder", folder.display())]
+    RunFolder { folder: PathBuf },
+    /// transformers does not support the model.
+    #[error("cannot export this model: {why}")]
+    Shape { why: String },
 }
 
 impl CheckpointError {

@@ -244,7 +244,7 @@ impl Checkpoint {
 
     /// Reads the header of a file.
     fn read_header(&self, path: &Path, name: &str) -> Result<HashMap<String, TensorLocation>> {
-        let wrong = |why: String| CheckpointError::DamagedFile { path: path.to_owned(), why };
+        let wrong = |why: String| CheckpointError::File { path: path.to_owned(), why };
         let file = match regular_file::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(wrong("is missing from the checkpoint".to_owned()));
@@ -273,7 +273,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 fn read_manifest(folder: &Path) -> Result<Manifest> {
     let path = folder.join(MANIFEST);
-    let wrong = |why: String| CheckpointError::Manifest { path: path.clone(), why };
+    let wrong = |why: String| CheckpointError::File { path: path.clone(), why };
     let bytes = match regular_file::read(&path, MAX_MANIFEST_BYTES) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let what =

@@ -24,11 +24,7 @@ impl StateTensor {
 
 impl fmt::Display for StateTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Parameter => "parameter",
-            Self::Moment1 => "moment1",
-            Self::Moment2 => "moment2",
-        })
+        self.serialize(f)
     }
 }
 
@@ -57,15 +53,6 @@ pub fn matrix(shape: &[usize]) -> Option<(usize, usize)> {
     // In bytes.
     rows.checked_mul(columns)?.checked_mul(size_of::<f32>())?;
     Some((rows, columns))
-}
-
-/// A contiguous range of a tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ElementRange {
-    /// Position of its first element in the full tensor.
-    pub start: usize,
-    /// Number of elements.
-    pub len: usize,
 }
 
 impl TensorSlice {
@@ -102,7 +89,7 @@ impl TensorSlice {
     }
 
     /// Its contiguous ranges in the full tensor, in order.
-    pub fn contiguous_ranges(&self, shape: &[usize]) -> impl Iterator<Item = ElementRange> + use<> {
+    pub fn contiguous_ranges(&self, shape: &[usize]) -> impl Iterator<Item = Range<usize>> + use<> {
         let (rows, width) = matrix(shape).unwrap_or((0, 0));
         let (lines, first, stride, len) = match self {
             Self::Whole => (0..1, 0, 0, rows * width),
@@ -116,12 +103,12 @@ impl TensorSlice {
             }
         };
         lines
-            .map(move |line| ElementRange { start: first + line * stride, len })
-            .filter(|range| range.len > 0)
+            .map(move |line| first + line * stride..first + line * stride + len)
+            .filter(|range| !range.is_empty())
     }
 
     /// Position in this slice of an element of the tensor, and how many elements follow contiguously in both.
-    pub fn locate(&self, shape: &[usize], at: usize) -> Option<ElementRange> {
+    pub fn locate(&self, shape: &[usize], at: usize) -> Option<Range<usize>> {
         let (rows, width) = matrix(shape)?;
         let (all, base) = match self {
             Self::Whole => (0..rows * width, 0),
@@ -135,7 +122,7 @@ impl TensorSlice {
             }
         };
         let found = all.contains(&at);
-        found.then(|| ElementRange { start: base + at - all.start, len: all.end - at })
+        found.then(|| base + at - all.start..base + all.end - all.start)
     }
 }
 
@@ -216,7 +203,7 @@ mod tests {
             let mut own = 0;
             let mut inside = std::collections::HashSet::new();
             for run in slice.contiguous_ranges(&shape) {
-                for position in run.start..run.start + run.len {
+                for position in run {
                     let found = slice.locate(&shape, position).map(|found| found.start);
                     prop_assert_eq!(found, Some(own));
                     inside.insert(position);

@@ -2,7 +2,7 @@
 
 use super::Config;
 use super::suggest::{Candidates, Infeasible, Suggestion};
-use super::validate::counted;
+use regatta_model::units::pluralize;
 use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::ScheduleKind;
 
@@ -25,7 +25,7 @@ impl Config {
                     axes if axes.is_empty() => axes,
                     axes => format!(" with {axes}"),
                 };
-                let ranks = counted(ranks, "rank", "ranks");
+                let ranks = pluralize(ranks, "rank");
                 Err(Infeasible::new(format!("parallel.dp {dp} does not match {ranks}{with}"))
                     .suggest_key("parallel.dp", Candidates::Only(0))
                     .suggest(Suggestion::Ranks(Candidates::Only(dp.saturating_mul(model)))))
@@ -57,7 +57,8 @@ impl Config {
             axes if axes.contains(" x ") => format!("{axes} = {model}"),
             axes => axes,
         };
-        let ranks_are = counted(ranks, "rank is", "ranks are");
+        let are = if ranks == 1 { "is" } else { "are" };
+        let ranks_are = format!("{} {are}", pluralize(ranks, "rank"));
         let reason = format!("{ranks_are} not divisible by {product}");
         let multiples = Candidates::Multiples { of: model, near: ranks };
         Infeasible::new(reason).suggest(Suggestion::Ranks(multiples)).suggest(Suggestion::Split)

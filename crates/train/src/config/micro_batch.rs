@@ -2,8 +2,9 @@
 
 use super::mesh::divisors;
 use super::suggest::{Candidates, Infeasible};
-use super::validate::{counted, replicas};
+use super::validate::replicas;
 use super::{Config, MicroBatchSize, Result};
+use regatta_model::units::pluralize;
 use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::ScheduleKind;
 
@@ -28,7 +29,7 @@ impl Config {
                 0 => "train.batch_per_replica".to_owned(),
                 batch => format!("train.batch {batch} over {}", replicas(mesh)),
             };
-            let sequences = counted(replica_batch, "sequence", "sequences");
+            let sequences = pluralize(replica_batch, "sequence");
             return Err(Infeasible::new(format!(
                 "train.micro_batch {size} does not divide the {sequences} of a replica ({origin})"
             ))
@@ -41,11 +42,15 @@ impl Config {
         if !divisors(replica_batch).into_iter().any(fits) {
             return Err(self.too_few_sequences(replica_batch, mesh));
         }
+        let micro_batches = match replica_batch / size {
+            1 => "1 micro-batch".to_owned(),
+            several => format!("{several} micro-batches"),
+        };
         Err(Infeasible::new(format!(
             "train.micro_batch {size} gives {} per step ({}), but parallel.pp {} with \
              parallel.schedule {} needs {}",
-            counted(replica_batch / size, "micro-batch", "micro-batches"),
-            counted(replica_batch, "sequence", "sequences"),
+            micro_batches,
+            pluralize(replica_batch, "sequence"),
             mesh.pp,
             self.parallel.schedule,
             self.needed_micro_batches(mesh.pp)
@@ -114,7 +119,7 @@ impl Config {
             mesh.pp,
             self.parallel.schedule,
             self.needed_micro_batches(mesh.pp),
-            counted(replica_batch, "sequence", "sequences")
+            pluralize(replica_batch, "sequence")
         ))
         .suggest_key(key, near)
     }

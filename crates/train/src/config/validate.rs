@@ -6,6 +6,7 @@ use super::{Config, ConfigError, DeviceKind, Result};
 use crate::lr_schedule::LrSchedule;
 use regatta_device::ops::{Fp8, GPU_MAX_LOGITS};
 use regatta_device::precision::Precision;
+use regatta_model::units::pluralize;
 use regatta_predict::cost::{CostOptions, MemoryBytes};
 use regatta_predict::layout::{ParallelLayout, StateTiers};
 use regatta_predict::memory_check::MemoryNeed;
@@ -200,12 +201,7 @@ impl Config {
 /// The replicas that share a batch, as text.
 pub(super) fn replicas(mesh: &Mesh) -> String {
     match mesh.ranks() {
-        ranks if ranks == mesh.dp => counted(ranks, "rank", "ranks"),
-        ranks => format!("{} on {ranks} ranks", counted(mesh.dp, "replica", "replicas")),
+        ranks if ranks == mesh.dp => pluralize(ranks, "rank"),
+        ranks => format!("{} on {ranks} ranks", pluralize(mesh.dp, "replica")),
     }
-}
-
-/// `1 sequence`, `2 sequences`.
-pub(super) fn counted(count: usize, singular: &str, plural: &str) -> String {
-    format!("{count} {}", if count == 1 { singular } else { plural })
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::lr_schedule::{LrDecay, LrScaling};
 use crate::offload::Tier;
+use regatta_comm::enum_names;
 use regatta_device::ops::Fp8;
 use regatta_device::precision::Precision;
 use regatta_predict::pipeline::ScheduleKind;
@@ -151,27 +152,26 @@ fn either(names: &[&str]) -> String {
     }
 }
 
-/// Implements [`Value`] for an enum by the names of its variants.
+/// Implements [`Value`] for enums by the names of their variants.
 macro_rules! named_variants {
-    ($Type:ty: $($variant:ident = $name:literal),+) => {
+    ($($Type:ty),+) => {$(
         impl Value for $Type {
             fn type_name() -> String {
-                either(&[$($name),+])
+                either(&Self::ALL.map(Self::name))
             }
             fn parse(raw: &RawValue<'_>) -> Option<Self> {
-                match raw.as_text()? {
-                    $($name => Some(Self::$variant),)+
-                    _ => None,
-                }
+                let name = raw.as_text()?;
+                Self::ALL.into_iter().find(|variant| variant.name() == name)
             }
             fn to_toml(&self) -> String {
-                quoted(match self {
-                    $(Self::$variant => $name,)+
-                })
+                quoted(self.name())
             }
         }
-    };
+    )+};
 }
+
+named_variants!(Tier, Family, Precision, Fp8, ScheduleKind, DeviceKind, OptimizerKind);
+named_variants!(LrDecay, LrScaling);
 
 /// Where to train.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -182,6 +182,8 @@ pub enum DeviceKind {
     Gpu,
 }
 
+enum_names!(DeviceKind, "All kinds.", Cpu "cpu", Gpu "gpu");
+
 /// Optimizer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OptimizerKind {
@@ -191,29 +193,7 @@ pub enum OptimizerKind {
     Sgd,
 }
 
-impl Value for ScheduleKind {
-    fn type_name() -> String {
-        either(&Self::ALL.map(Self::name))
-    }
-
-    fn parse(raw: &RawValue<'_>) -> Option<Self> {
-        let name = raw.as_text()?;
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
-    }
-
-    fn to_toml(&self) -> String {
-        quoted(self.name())
-    }
-}
-
-named_variants!(Tier: Device = "device", Host = "host", Disk = "disk");
-named_variants!(Family: Gpt2 = "gpt2", Llama = "llama", Mlp = "mlp");
-named_variants!(Precision: F32 = "f32", Bf16 = "bf16");
-named_variants!(Fp8: Off = "off", Layers = "layers", All = "all");
-named_variants!(DeviceKind: Cpu = "cpu", Gpu = "gpu");
-named_variants!(OptimizerKind: AdamW = "adamw", Sgd = "sgd");
-named_variants!(LrDecay: Cosine = "cosine", Linear = "linear", Constant = "constant");
-named_variants!(LrScaling: None = "none", Sqrt = "sqrt", Linear = "linear");
+enum_names!(OptimizerKind, "All optimizers.", AdamW "adamw", Sgd "sgd");
 
 /// Implements [`Value`] for an option; None: `auto`, a default that depends on other keys.
 macro_rules! or_auto {

@@ -152,10 +152,7 @@ impl Tokenizer {
         for token in tokens {
             self.append(*token, &mut bytes)?;
         }
-        Ok(match String::from_utf8(bytes) {
-            Ok(text) => text,
-            Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
-        })
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// Vocabulary size.

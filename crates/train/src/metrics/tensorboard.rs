@@ -58,9 +58,17 @@ fn create_new(folder: &Path, name: &str) -> io::Result<File> {
 
 /// The first event of a file.
 fn file_version(time: f64) -> Vec<u8> {
+    event(time, None, 3, b"brain.Event:2")
+}
+
+/// An event with a content of some kind.
+fn event(time: f64, step: Option<u64>, kind: u64, content: &[u8]) -> Vec<u8> {
     let mut event = Message::default();
     event.double(1, time);
-    event.bytes(3, b"brain.Event:2");
+    if let Some(step) = step {
+        event.uint64(2, step);
+    }
+    event.bytes(kind, content);
     event.0
 }
 
@@ -69,11 +77,7 @@ fn session_start(time: f64, step: u64) -> Vec<u8> {
     const START: u64 = 1;
     let mut session = Message::default();
     session.uint64(1, START);
-    let mut event = Message::default();
-    event.double(1, time);
-    event.uint64(2, step);
-    event.bytes(7, &session.0);
-    event.0
+    event(time, Some(step), 7, &session.0)
 }
 
 fn scalars(time: f64, step: u64, values: &[(&str, f64)]) -> Vec<u8> {
@@ -84,11 +88,7 @@ fn scalars(time: f64, step: u64, values: &[(&str, f64)]) -> Vec<u8> {
         scalar.float(2, *value as f32);
         summary.bytes(1, &scalar.0);
     }
-    let mut event = Message::default();
-    event.double(1, time);
-    event.uint64(2, step);
-    event.bytes(5, &summary.0);
-    event.0
+    event(time, Some(step), 5, &summary.0)
 }
 
 /// A TFRecord.

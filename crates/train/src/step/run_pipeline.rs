@@ -190,13 +190,13 @@ impl Engine {
         step: &StepState<'e>,
         inputs: Option<&'e GraphInputs>,
     ) -> ChunkPass<'e> {
-        let Self { device_model, state, stage, .. } = self;
+        let Self { device_model, state: store, stage, .. } = self;
         let micro_batch = step.micro_batches[action.micro_batch];
         let sync = step.grad_sync(action);
         let ctx = device_model.train_ctx(step.config, &micro_batch);
-        let (blocks, tied) =
-            (stage.chunk_blocks[action.chunk].clone(), TiedEmbedding::new(device_model, stage));
-        ChunkPass { ctx, micro_batch, inputs, blocks, sync, tied, device_model, store: state }
+        let blocks = stage.chunk_blocks[action.chunk].clone();
+        let tied = TiedEmbedding::new(device_model, stage);
+        ChunkPass { ctx, micro_batch, inputs, blocks, sync, tied, device_model, store }
     }
 
     /// Sums the gradients of a tied embedding that the first and the last stage both have.
@@ -234,7 +234,7 @@ impl Engine {
         loss: &mut Tensor,
         inputs: Option<&GraphInputs>,
     ) -> Result<()> {
-        let Self { device_model, state, stage, groups, .. } = self;
+        let Self { device_model, state: store, stage, groups, .. } = self;
         // Recomputation: no activations are saved.
         let ctx = device_model.pass_ctx(micro_batch.batch, micro_batch.seq_len());
         let ctx = PassCtx { recompute: true, ..ctx };
@@ -243,18 +243,10 @@ impl Engine {
         let mut links = P2pLinks::new(groups, stage, &actions);
         for chunk in stage.local_chunks() {
             let (micro_batch, sync) = (*micro_batch, GradSync::Deferred);
-            let (blocks, tied) =
-                (stage.chunk_blocks[chunk].clone(), TiedEmbedding::new(device_model, stage));
-            let mut pass = ChunkPass {
-                ctx,
-                micro_batch,
-                inputs,
-                blocks,
-                sync,
-                tied,
-                device_model,
-                store: state,
-            };
+            let blocks = stage.chunk_blocks[chunk].clone();
+            let tied = TiedEmbedding::new(device_model, stage);
+            let mut pass =
+                ChunkPass { ctx, micro_batch, inputs, blocks, sync, tied, device_model, store };
             let input = match pass.has_embedding() {
                 true => None,
                 false => Some(links.recv(Direction::Forward, &ctx, pass.residual_len())?),

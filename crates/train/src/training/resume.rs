@@ -123,7 +123,6 @@ pub fn check_compatible(
     let (before, now) = (Config::from_toml(saved.folder(), text), config.optimizer.name);
     let before = before.map_or(now, |config| config.optimizer.name);
     if !text.is_empty() && before != now {
-        let [before, now] = [before, now].map(|name| format!("{name:?}").to_lowercase());
         let why = format!(
             "optimizer.name is {before} in the checkpoint and {now} in the configuration; remove the \
             override, or discard the optimizer state with `regatta checkpoint export` and `import`"

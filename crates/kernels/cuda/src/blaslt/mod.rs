@@ -28,7 +28,7 @@ pub(crate) use error::GemmError;
 pub(crate) use gemm::{Epilogue, Gemm, GemmArgs};
 use plan_cache::PlanCache;
 use sys::{Algorithm, Functions, Handle};
-use tune::{EventTimer, MAX_CANDIDATES};
+use tune::MAX_CANDIDATES;
 
 /// The BLAS library of a device.
 pub(crate) struct BlasLt {
@@ -268,9 +268,8 @@ impl Call<'_> {
         let output = tune::tuning_output(runtime, stream, gemm, self.args).ok()?;
         let d = output.as_ref().map_or(self.args.d, DeviceBuffer::ptr);
         let args = GemmArgs { d, ..*self.args };
-        let timer = EventTimer::new(runtime, stream).ok()?;
         tune::fastest(candidates.len(), |candidate, launches| {
-            timer.average_ms(launches, || {
+            tune::average_ms(runtime, stream, launches, || {
                 // SAFETY: as required of the caller; the output for tuning is as large.
                 unsafe { self.launch(&args, descriptors, &candidates[candidate]) }
             })

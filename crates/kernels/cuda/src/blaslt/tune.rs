@@ -1,10 +1,9 @@
 //! Autotuning: the heuristic's first choice may be much slower than the fastest of its proposals.
 
 use std::ffi::c_int;
-use std::ptr::null_mut;
 use std::sync::Arc;
 
-use regatta_comm::gpu_runtime::{MEMCPY_DEFAULT, RawEvent, Runtime, SUCCESS, Stream};
+use regatta_comm::gpu_runtime::{MEMCPY_DEFAULT, Runtime, SUCCESS, Stream, TimingEvent};
 
 use super::device_buffer::DeviceBuffer;
 use super::gemm::{Gemm, GemmArgs};
@@ -57,57 +56,24 @@ pub(crate) fn fastest(
     finalists.into_iter().min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, candidate)| candidate)
 }
 
-/// Measures times on a stream.
-pub(crate) struct EventTimer<'a> {
-    runtime: &'a Runtime,
+/// The average time of `launches` calls of `launch`, after one that is not timed. `None` if a launch
+/// fails. Waits for the stream, which must be one of the current device.
+pub(crate) fn average_ms(
+    runtime: &Arc<Runtime>,
     stream: Stream,
-    start: RawEvent,
-    end: RawEvent,
-}
-
-/// Events with time stamps.
-const EVENT_FLAGS: u32 = 0;
-
-impl<'a> EventTimer<'a> {
-    /// Creates the events; the error is the runtime's code.
-    pub fn new(runtime: &'a Runtime, stream: Stream) -> Result<Self, c_int> {
-        let mut timer = Self { runtime, stream, start: null_mut(), end: null_mut() };
-        for event in [&mut timer.start, &mut timer.end] {
-            // SAFETY: the function writes one pointer.
-            let code = unsafe { (runtime.event_create_with_flags)(event, EVENT_FLAGS) };
-            if code != SUCCESS {
-                return Err(code);
-            }
-        }
-        Ok(timer)
-    }
-
-    /// The average time of `launches` calls of `launch`, after one that is not timed. `None` if a launch
-    /// fails. Waits for the stream.
-    pub fn average_ms(&self, launches: usize, launch: impl Fn() -> c_int) -> Option<f32> {
-        let runtime = self.runtime;
-        let mut ms = 0.0;
-        let succeeded = |code: c_int| code == SUCCESS;
-        // SAFETY: events and stream are valid; the last function writes one number.
-        let measured = unsafe {
-            succeeded(launch())
-                && succeeded((runtime.event_record)(self.start, self.stream))
-                && (0..launches).all(|_| succeeded(launch()))
-                && succeeded((runtime.event_record)(self.end, self.stream))
-                && succeeded((runtime.stream_synchronize)(self.stream))
-                && succeeded((runtime.event_elapsed_time)(&mut ms, self.start, self.end))
-        };
-        measured.then_some(ms / launches as f32)
-    }
-}
-
-impl Drop for EventTimer<'_> {
-    fn drop(&mut self) {
-        for event in [self.start, self.end].into_iter().filter(|event| !event.is_null()) {
-            // SAFETY: the event is valid and not used afterwards.
-            unsafe { (self.runtime.event_destroy)(event) };
-        }
-    }
+    launches: usize,
+    launch: impl Fn() -> c_int,
+) -> Option<f32> {
+    // SAFETY: the stream is valid and of the current device.
+    let record = || unsafe { TimingEvent::record(runtime, stream) };
+    let launched = |count: usize| (0..count).all(|_| launch() == SUCCESS).then_some(());
+    launched(1)?;
+    let start = record()?;
+    launched(launches)?;
+    let end = record()?;
+    // SAFETY: the stream is valid.
+    let code = unsafe { (runtime.stream_synchronize)(stream) };
+    (code == SUCCESS).then(|| (start.seconds_until(&end) * 1e3) as f32 / launches as f32)
 }
 
 /// Where a GEMM may write while it is tuned: a GEMM that accumulates gets a copy of its output, because

@@ -268,11 +268,11 @@ unsafe extern "C" fn device_get_attribute(to: *mut c_int, attribute: c_int, inde
     let Some(gpu) = world().gpus.get(&index).cloned() else { return INVALID_HANDLE };
     let (major, minor) = gpu.config.compute_capability;
     let values = [
-        (Attribute::MultiprocessorCount, MULTIPROCESSORS),
-        (Attribute::ComputeCapabilityMajor, major as c_int),
-        (Attribute::ComputeCapabilityMinor, minor as c_int),
-        (Attribute::MaxSharedBytesPerBlock, gpu.config.max_shared_bytes() as c_int),
-        (Attribute::WarpSize, gpu.config.warp_size() as c_int),
+        (Attribute::MULTIPROCESSORS, MULTIPROCESSORS),
+        (Attribute::COMPUTE_CAPABILITY_MAJOR, major as c_int),
+        (Attribute::COMPUTE_CAPABILITY_MINOR, minor as c_int),
+        (Attribute::MAX_SHARED_BYTES_PER_BLOCK, gpu.config.max_shared_bytes() as c_int),
+        (Attribute::WARP_SIZE, gpu.config.warp_size() as c_int),
     ];
     let known = values.iter().find(|(known, _)| known.code(gpu.config.vendor) == attribute);
     let Some((_, value)) = known else {

@@ -1,6 +1,6 @@
 //! GEMMs of linear layers on fp8 operands (e4m3), scaled by row.
 
-use regatta_comm::DType;
+use regatta_comm::{DType, enum_names};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -29,16 +29,7 @@ pub enum Fp8 {
     All,
 }
 
-impl Fp8 {
-    /// Its name, as in `train.fp8`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::Layers => "layers",
-            Self::All => "all",
-        }
-    }
-}
+enum_names!(Fp8, "All choices, named as in `train.fp8`.", Off "off", Layers "layers", All "all");
 
 /// Rows of a matrix in fp8: an element is its value times the scale of its row, which is the largest
 /// magnitude of the row divided by [`crate::e4m3::MAX`].

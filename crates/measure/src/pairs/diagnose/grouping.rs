@@ -4,6 +4,7 @@ use regatta_model::bench::{PairEndpoint, PairMatrix};
 
 use super::slow_links::upper_median;
 use super::{FaultLocation, LinkScope};
+use crate::pairs::schedule::ranks_by_node;
 
 /// Locations with their rows and columns of the matrix.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,22 +38,13 @@ pub(super) fn within(ends: &[PairEndpoint], speeds: &PairMatrix, scope: LinkScop
 }
 
 fn nodes(ends: &[PairEndpoint]) -> Grouping {
-    let mut hosts: Vec<&str> = Vec::new();
-    let mut members: Vec<Vec<usize>> = Vec::new();
-    for (at, end) in ends.iter().enumerate() {
-        match hosts.iter().position(|host| *host == end.host) {
-            Some(node) => members[node].push(at),
-            None => {
-                hosts.push(&end.host);
-                members.push(vec![at]);
-            }
-        }
-    }
-    let location = |(host, own): (&&str, &Vec<usize>)| {
+    let hosts: Vec<&str> = ends.iter().map(|end| end.host.as_str()).collect();
+    let members = ranks_by_node(&hosts);
+    let location = |own: &Vec<usize>| {
         let ranks = own.iter().map(|at| ends[*at].rank).collect();
-        FaultLocation::Node { host: (*host).to_owned(), ranks }
+        FaultLocation::Node { host: hosts[own[0]].to_owned(), ranks }
     };
-    Grouping { locations: hosts.iter().zip(&members).map(location).collect(), members }
+    Grouping { locations: members.iter().map(location).collect(), members }
 }
 
 fn ranks(ends: &[PairEndpoint]) -> Grouping {

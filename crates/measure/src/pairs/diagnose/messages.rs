@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use regatta_model::CpuSet;
+use regatta_model::units::format_ranks;
 
 use super::{FaultLocation, FaultSubject, LinkScope, PairFinding, SlowDirection};
 
@@ -10,9 +10,7 @@ impl fmt::Display for FaultLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Node { host, ranks } => {
-                let list: CpuSet = ranks.iter().map(|rank| *rank as usize).collect();
-                let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
-                write!(f, "{host} ({noun} {list})")
+                write!(f, "{host} ({})", format_ranks(ranks))
             }
             Self::Rank { rank, host } => write!(f, "rank {rank} on {host}"),
         }

@@ -179,7 +179,7 @@ fn is_incomplete(metrics: &[&str]) -> bool {
 fn standard_metrics() -> impl Iterator<Item = Column> {
     use MetricColumn::{Algbw, Busbw, Time, Wrong};
     let of = |place| [Time, Algbw, Busbw, Wrong].map(|metric| Column::Metric(place, metric));
-    BufferMode::BOTH.into_iter().flat_map(of)
+    BufferMode::ALL.into_iter().flat_map(of)
 }
 
 impl Column {

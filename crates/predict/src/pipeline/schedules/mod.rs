@@ -5,7 +5,7 @@ mod interleaved;
 mod one_f_one_b;
 mod zero_bubble;
 
-use std::fmt;
+use regatta_comm::enum_names;
 
 use super::{Action, Computation, PipelineSize, ScheduleError};
 
@@ -31,20 +31,8 @@ pub enum ScheduleKind {
     ZeroBubble,
 }
 
-impl ScheduleKind {
-    /// All schedules.
-    pub const ALL: [Self; 4] = [Self::GPipe, Self::OneFOneB, Self::Interleaved, Self::ZeroBubble];
-
-    /// Its name in `parallel.schedule`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::GPipe => "gpipe",
-            Self::OneFOneB => "1f1b",
-            Self::Interleaved => "interleaved",
-            Self::ZeroBubble => "zero-bubble",
-        }
-    }
-}
+enum_names!(ScheduleKind, "All schedules.",
+    GPipe "gpipe", OneFOneB "1f1b", Interleaved "interleaved", ZeroBubble "zero-bubble");
 
 impl PipelineSize {
     /// Checks the sizes. A single stage is valid for every schedule.
@@ -68,12 +56,6 @@ impl PipelineSize {
             ScheduleKind::Interleaved => interleaved::actions(self, stage),
             ScheduleKind::ZeroBubble => zero_bubble::actions(stage, stages, micro_batches),
         }
-    }
-}
-
-impl fmt::Display for ScheduleKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 

@@ -10,9 +10,8 @@ use safetensors::tensor::TensorInfo;
 
 use super::super::header;
 use super::config;
-use super::error::{HuggingFaceError, Result};
 use super::names::{self, HfSource};
-use crate::checkpoint::{MANIFEST, has_checkpoint};
+use crate::checkpoint::{CheckpointError, MANIFEST, Result, has_checkpoint};
 use crate::data::Tokenizer;
 use regatta_model::run_folder;
 use regatta_predict::shape::{Family, ModelShape, ParamSpec};
@@ -33,17 +32,17 @@ const TOKENIZER_CLASS: &str = "{\"tokenizer_class\": \"PreTrainedTokenizerFast\"
 /// Writes `config.json`, `model.safetensors` and the tokenizer, if any, to a folder. `elements` is called once
 /// per parameter. Existing files are overwritten only if `overwrite` is set, and a run folder never is the
 /// target.
-pub fn export<E: From<HuggingFaceError>>(
+pub fn export(
     folder: &Path,
     shape: &ModelShape,
-    elements: &mut dyn FnMut(&str) -> Result<Vec<f32>, E>,
+    elements: &mut dyn FnMut(&str) -> Result<Vec<f32>>,
     tokenizer: Option<&Tokenizer>,
     overwrite: bool,
-) -> Result<(), E> {
-    let config = config::to_text(shape).map_err(|why| HuggingFaceError::Shape { why })?;
+) -> Result<()> {
+    let config = config::to_text(shape).map_err(|why| CheckpointError::Shape { why })?;
     check_target(folder, tokenizer.is_some(), overwrite)?;
     let is_new = !folder.exists();
-    fs::create_dir_all(folder).map_err(HuggingFaceError::io("create", folder))?;
+    fs::create_dir_all(folder).map_err(CheckpointError::io("create", folder))?;
     // Renamed when complete, so that a partial export is not taken for a model.
     let (path, partial) = (folder.join(MODEL), folder.join("model.safetensors.partial"));
     write_model(&partial, shape, elements).inspect_err(|_| {
@@ -57,7 +56,7 @@ pub fn export<E: From<HuggingFaceError>>(
         write(&folder.join(TOKENIZER), &tokenizer.to_hugging_face())?;
         write(&folder.join(TOKENIZER_CONFIG), TOKENIZER_CLASS.as_bytes())?;
     }
-    fs::rename(&partial, &path).map_err(HuggingFaceError::io("write", &path))?;
+    fs::rename(&partial, &path).map_err(CheckpointError::io("write", &path))?;
     Ok(())
 }
 
@@ -66,37 +65,37 @@ fn check_target(folder: &Path, with_tokenizer: bool, overwrite: bool) -> Result<
     let exists = |name: &&str| folder.join(name).exists();
     let of_run = [run_folder::CONFIG, run_folder::CHECKPOINTS, run_folder::METRICS, MANIFEST];
     if of_run.iter().any(exists) || has_checkpoint(folder).unwrap_or(false) {
-        return Err(HuggingFaceError::RunFolder { folder: folder.to_owned() });
+        return Err(CheckpointError::RunFolder { folder: folder.to_owned() });
     }
     let tokenizer = if with_tokenizer { &[TOKENIZER, TOKENIZER_CONFIG][..] } else { &[] };
     match [CONFIG, MODEL].iter().chain(tokenizer).find(|name| exists(name)) {
-        Some(name) if !overwrite => Err(HuggingFaceError::Exists { path: folder.join(name) }),
+        Some(name) if !overwrite => Err(CheckpointError::Exists { path: folder.join(name) }),
         _ => Ok(()),
     }
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    fs::write(path, bytes).map_err(HuggingFaceError::io("write", path))
+    fs::write(path, bytes).map_err(CheckpointError::io("write", path))
 }
 
-fn write_model<E: From<HuggingFaceError>>(
+fn write_model(
     path: &Path,
     shape: &ModelShape,
-    elements: &mut dyn FnMut(&str) -> Result<Vec<f32>, E>,
-) -> Result<(), E> {
+    elements: &mut dyn FnMut(&str) -> Result<Vec<f32>>,
+) -> Result<()> {
     let parameters = with_biases(shape);
-    let wrong = |why| HuggingFaceError::File { path: path.to_owned(), why };
+    let wrong = |why| CheckpointError::File { path: path.to_owned(), why };
     let header = lay_out(shape, &parameters).map_err(wrong)?;
-    let file = File::create(path).map_err(HuggingFaceError::io("write", path))?;
+    let file = File::create(path).map_err(CheckpointError::io("write", path))?;
     let mut file = BufWriter::with_capacity(1 << 20, file);
-    let failed = || HuggingFaceError::io("write", path);
+    let failed = || CheckpointError::io("write", path);
     file.write_all(&header).map_err(failed())?;
     for (parameter, ours) in &parameters {
         let mut all = if *ours { elements(&parameter.name)? } else { vec![0.0; parameter.len()] };
         if all.len() != parameter.len() {
-            let (name, path) = (parameter.name.clone(), path.to_owned());
+            let (key, path) = (format!("tensor {}", parameter.name), path.to_owned());
             let why = format!("has {} elements for shape {:?}", all.len(), parameter.shape);
-            return Err(HuggingFaceError::Tensor { path, name, why }.into());
+            return Err(CheckpointError::Damaged { path, key, why });
         }
         if names::source(shape, parameter).transposed
             && let [rows, columns] = parameter.shape[..]

@@ -11,9 +11,9 @@ use safetensors::Dtype;
 use serde::Deserialize;
 
 use super::super::header::{self, TensorLocation};
-use super::error::{HuggingFaceError, Result};
 use super::names::{self, HfTensor};
 use super::{config, export};
+use crate::checkpoint::{CheckpointError, Result};
 use crate::regular_file;
 use regatta_predict::shape::{ModelShape, ParamSpec};
 
@@ -38,14 +38,14 @@ pub struct Imported {
 pub fn import(folder: &Path) -> Result<Imported> {
     let path = folder.join("config.json");
     let text = regular_file::read_to_string(&path, MAX_CONFIG_BYTES);
-    let text = text.map_err(HuggingFaceError::io("read", &path))?;
-    let shape = config::parse(&text).map_err(|why| HuggingFaceError::File { path, why })?;
+    let text = text.map_err(CheckpointError::io("read", &path))?;
+    let shape = config::parse(&text).map_err(|why| CheckpointError::File { path, why })?;
     let (mut files, mut tensors) = (Vec::new(), HashMap::new());
     for path in model_files(folder)? {
-        let file = regular_file::open(&path).map_err(HuggingFaceError::io("open", &path))?;
-        let length = file.metadata().map_err(HuggingFaceError::io("stat", &path))?.len();
+        let file = regular_file::open(&path).map_err(CheckpointError::io("open", &path))?;
+        let length = file.metadata().map_err(CheckpointError::io("stat", &path))?.len();
         let locations = header::read(&file, length)
-            .map_err(|why| HuggingFaceError::File { path: path.clone(), why })?;
+            .map_err(|why| CheckpointError::File { path: path.clone(), why })?;
         let index = files.len();
         tensors.extend(locations.into_iter().map(|(name, at)| (name, (index, at))));
         files.push((path, file));
@@ -67,11 +67,11 @@ fn model_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let path = folder.join("model.safetensors.index.json");
     let text = match regular_file::read_to_string(&path, MAX_INDEX_BYTES) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Err(HuggingFaceError::NoModel { folder: folder.to_owned() });
+            return Err(CheckpointError::NoModel { folder: folder.to_owned() });
         }
-        text => text.map_err(HuggingFaceError::io("read", &path))?,
+        text => text.map_err(CheckpointError::io("read", &path))?,
     };
-    let files = parse_index(&text).map_err(|why| HuggingFaceError::File { path, why })?;
+    let files = parse_index(&text).map_err(|why| CheckpointError::File { path, why })?;
     Ok(files.into_iter().map(|name| folder.join(name)).collect())
 }
 
@@ -130,8 +130,8 @@ impl Imported {
     fn find(&self, tensor: &HfTensor) -> Result<(String, usize, &TensorLocation)> {
         let name = self.hf_name(tensor);
         let wrong = |path: &Path, name: String, why: String| {
-            let path = path.to_owned();
-            HuggingFaceError::Tensor { path, name, why }
+            let (path, key) = (path.to_owned(), format!("tensor {name}"));
+            CheckpointError::Damaged { path, key, why }
         };
         let Some((index, location)) = self.tensors.get(&name) else {
             return Err(wrong(&self.folder, name, "is missing".to_owned()));
@@ -167,8 +167,8 @@ impl Imported {
         others.sort();
         let Some(name) = others.first() else { return Ok(()) };
         let why = format!("is unexpected in a {:?} model", self.shape.family);
-        let (path, name) = (self.folder.clone(), (*name).clone());
-        Err(HuggingFaceError::Tensor { path, name, why })
+        let (path, key) = (self.folder.clone(), format!("tensor {name}"));
+        Err(CheckpointError::Damaged { path, key, why })
     }
 }
 
@@ -187,7 +187,7 @@ fn read_elements(
     let mut bytes = Vec::new();
     while at < end {
         bytes.resize(CHUNK_BYTES.min(end - at) as usize, 0);
-        file.read_exact_at(&mut bytes, at).map_err(HuggingFaceError::io("read", path))?;
+        file.read_exact_at(&mut bytes, at).map_err(CheckpointError::io("read", path))?;
         at += bytes.len() as u64;
         let pairs = bytes.as_chunks::<2>().0;
         match location.dtype {
@@ -199,7 +199,7 @@ fn read_elements(
     if elements[before..].iter().all(|number| number.is_finite()) {
         return Ok(());
     }
-    let (path, name) = (path.to_owned(), name.to_owned());
+    let (path, key) = (path.to_owned(), format!("tensor {name}"));
     let why = "contains NaN or infinity".to_owned();
-    Err(HuggingFaceError::Tensor { path, name, why })
+    Err(CheckpointError::Damaged { path, key, why })
 }

@@ -3,13 +3,11 @@
 //! [`names`] maps tensor names, [`config`] maps `config.json`; [`import()`] and [`export()`] copy tensors.
 
 pub mod config;
-mod error;
 pub mod export;
 pub mod import;
 pub mod names;
 #[cfg(test)]
 mod tests;
 
-pub use error::{HuggingFaceError, Result};
 pub use export::export;
 pub use import::{Imported, import};

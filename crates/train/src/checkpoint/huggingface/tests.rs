@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::super::header;
 use super::*;
+use crate::checkpoint::CheckpointError;
 use crate::data::Tokenizer;
 use crate::testing::TempDir;
 use regatta_predict::shape::{Family, ModelShape};
@@ -98,7 +99,7 @@ fn llama_is_imported() {
 fn import_and_export_round_trip_bit_exactly() {
     for name in ["gpt2", "llama"] {
         let (model, scratch) = (import(&fixture(name)).unwrap(), TempDir::new());
-        let mut give = |name: &str| Ok::<_, HuggingFaceError>(find(&model, name));
+        let mut give = |name: &str| Ok(find(&model, name));
         export(&scratch.0, &model.shape, &mut give, None, false).unwrap();
         let written = scratch.0.join("model.safetensors");
         assert_eq!(read_tensors(&written), read_tensors(&fixture(name).join("model.safetensors")));
@@ -243,7 +244,7 @@ fn gpt2_without_biases_is_exported_with_zeros() {
     let parameters: Vec<_> = shape.blocks().into_iter().flat_map(|b| b.parameters).collect();
     let mut give = |name: &str| {
         let parameter = parameters.iter().find(|p| p.name == name).expect("it is ours");
-        Ok::<_, HuggingFaceError>(vec![1.0; parameter.len()])
+        Ok(vec![1.0; parameter.len()])
     };
     export(&scratch.0, &shape, &mut give, None, false).unwrap();
     let model = import(&scratch.0).unwrap();
@@ -289,7 +290,7 @@ fn special_files_are_refused_without_blocking() {
 fn failed_export_leaves_no_folder() {
     let shape = import(&fixture("gpt2")).unwrap().shape;
     let scratch = TempDir::in_memory();
-    let mut fail = |_: &str| Err(HuggingFaceError::Shape { why: "no data".to_owned() });
+    let mut fail = |_: &str| Err(CheckpointError::Shape { why: "no data".to_owned() });
     export(&scratch.0.join("model"), &shape, &mut fail, None, false).unwrap_err();
     assert_eq!(scratch.names(), Vec::<String>::new());
 }
@@ -302,7 +303,7 @@ fn exports_overwrite_neither_files_nor_run_folders() {
         let mut zeros = |name: &str| {
             let mut all = shape.blocks().into_iter().flat_map(|block| block.parameters);
             let parameter = all.find(|parameter| parameter.name == name);
-            Ok::<_, HuggingFaceError>(vec![0.0; parameter.map_or(0, |parameter| parameter.len())])
+            Ok(vec![0.0; parameter.map_or(0, |parameter| parameter.len())])
         };
         export(folder, &shape, &mut zeros, Some(&tokenizer), overwrite)
     };
@@ -328,6 +329,6 @@ fn exports_overwrite_neither_files_nor_run_folders() {
         let scratch = TempDir::in_memory();
         std::fs::create_dir(scratch.0.join(name)).unwrap();
         let error = export_to(&scratch.0, true).unwrap_err();
-        assert!(matches!(error, HuggingFaceError::RunFolder { .. }), "{error}");
+        assert!(matches!(error, CheckpointError::RunFolder { .. }), "{error}");
     }
 }

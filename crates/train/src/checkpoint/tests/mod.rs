@@ -76,10 +76,7 @@ fn slice(
 }
 
 fn elements_of(slice: &TensorSlice, shape: &[usize], all: &[f32]) -> Vec<f32> {
-    slice
-        .contiguous_ranges(shape)
-        .flat_map(|run| all[run.start..run.start + run.len].iter().copied())
-        .collect()
+    slice.contiguous_ranges(shape).flat_map(|run| all[run].iter().copied()).collect()
 }
 
 fn tensors() -> Vec<(StateTensor, String, Vec<usize>)> {

@@ -181,7 +181,7 @@ mod tests {
                 let marks = marks.get_mut(&(kind, parameter.name.clone())).unwrap();
                 for part in slices(parameter, range) {
                     for run in part.contiguous_ranges(&parameter.full_shape) {
-                        marks[run.start..run.start + run.len].iter_mut().for_each(|n| *n += 1);
+                        marks[run].iter_mut().for_each(|n| *n += 1);
                     }
                 }
             }

@@ -113,7 +113,7 @@ fn times(result: &BenchResult, candidate: Option<&Candidate>, round: u32) -> Vec
 /// The mean of the times out of place and in place; `None` if a result was wrong.
 fn time(row: &BenchRow) -> Option<f64> {
     let measured: Vec<_> =
-        BufferMode::BOTH.into_iter().filter_map(|mode| mode.measurement(row)).collect();
+        BufferMode::ALL.into_iter().filter_map(|mode| mode.measurement(row)).collect();
     if measured.iter().any(|one| one.wrong.is_some_and(|wrong| wrong > 0)) {
         return None;
     }
