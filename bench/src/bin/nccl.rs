@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use regatta_benchmarks::{
     TempDir, number_argument, peer_source, python, regatta_binary, stdout_of, take_log,
 };
-use regatta_model::{BenchResult, document};
+use regatta_model::{BenchResult, Operation, document};
 
 const SIZES: [u64; 5] = [8, 4096, 262_144, 2_097_152, 16_777_216];
 const ITERATIONS: u32 = 50;

@@ -1,7 +1,7 @@
 //! Unauthenticated connections to the launcher's port: rejected, reported once, without effect.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use regatta_launch::agents::bootstrap_document::{BootstrapDocument, JobTimeouts, VERSION};
