@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use regatta_benchmarks::{
     TempDir, number_argument, peer_source, python, regatta_binary, stdout_of, take_log,
 };
-use regatta_model::{BenchResult, document};
+use regatta_model::{BenchResult, Operation, document};
 
 const SIZES: [u64; 5] = [8, 4096, 262_144, 2_097_152, 16_777_216];
 const ITERATIONS: u32 = 50;
@@ -71,12 +71,12 @@ fn regatta_times(regatta: &Path, folder: &Path, ranks: u32) -> Result<Times> {
         for table in &result.tables {
             // PyTorch's all-reduce and broadcast are in place, its other collectives are not.
             let row = table.rows.first().context("no row")?;
-            let in_place = matches!(table.operation.name(), "all-reduce" | "broadcast");
+            let in_place = matches!(table.operation, Operation::AllReduce | Operation::Broadcast);
             let measured = if in_place { &row.in_place } else { &row.out_of_place };
             // With 8 bytes no rank has a block that is a multiple of 16 bytes.
             let time = measured.as_ref().filter(|_| row.size_bytes > 0).and_then(|m| m.time_us);
             if let Some(time) = time {
-                times.insert((table.operation.name().to_owned(), size), time);
+                times.insert((table.operation.to_string(), size), time);
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use regatta_model::{Core, CpuSet, L3Group, NumaNode, Package, UsableResources};
+use regatta_model::{Core, CpuSet, L3Group, Machine, NumaNode, Package, UsableResources};
 
 use crate::procfs;
 use crate::sysroot::Sysroot;
@@ -10,20 +10,9 @@ use crate::sysroot::Sysroot;
 const CPU: &str = "/sys/devices/system/cpu";
 const NODE: &str = "/sys/devices/system/node";
 
-/// The CPU topology of a machine.
-#[derive(Debug, Default)]
-pub(crate) struct CpuTopology {
-    pub model: Option<String>,
-    pub packages: Vec<Package>,
-    pub numa: Vec<NumaNode>,
-    pub l3: Vec<L3Group>,
-    pub cores: Vec<Core>,
-    pub usable: UsableResources,
-}
-
-/// Reads the CPU topology. Without /sys, as in some containers, the topology is unknown: every CPU of
+/// A machine with the CPU topology alone. Without /sys, as in some containers, the topology is unknown: every CPU of
 /// the affinity counts as a core, and there are no NUMA nodes.
-pub(crate) fn topology(root: &Sysroot) -> CpuTopology {
+pub(crate) fn topology(root: &Sysroot) -> Machine {
     let listed = list(root, &format!("{CPU}/online")).unwrap_or_else(|| listed_cpus(root));
     let is_known = !listed.is_empty();
     let online = if is_known { listed } else { affinity(root).unwrap_or_default() };
@@ -31,7 +20,8 @@ pub(crate) fn topology(root: &Sysroot) -> CpuTopology {
     let l3 = l3_groups(root, &online);
     let (packages, cores) = cores(root, &online, &numa, &l3);
     let usable = usable_resources(root, online);
-    CpuTopology { model: model(root), packages, numa, l3, cores, usable }
+    let cpu_model = model(root);
+    Machine { cpu_model, packages, numa, l3, cores, usable, ..Machine::default() }
 }
 
 /// The CPUs in a file with a list, else in the file with the mask: old kernels and some recorded

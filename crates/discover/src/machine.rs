@@ -45,13 +45,6 @@ pub fn discover(root: &Sysroot, env: &Env) -> Machine {
         os: os::scan(root, env, &host),
         source: root.describe(),
         host,
-        system: None,
-        cpu_model: cpus.model,
-        packages: cpus.packages,
-        numa: cpus.numa,
-        l3: cpus.l3,
-        cores: cpus.cores,
-        usable: cpus.usable,
         pci,
         gpus: scan.gpus,
         gpu_links: scan.links,
@@ -63,6 +56,7 @@ pub fn discover(root: &Sysroot, env: &Env) -> Machine {
             ..software::scan(root, env)
         },
         notes: scan.notes,
+        ..cpus
     }
 }
 

@@ -2,8 +2,8 @@
 //! access, and synthetic machines (`cpu:2x4x8`).
 
 use regatta_model::{
-    Core, CpuSet, Distance, Gpu, GpuLink, GpuVendor, L3Group, LinkKind, Machine, Nic, NicKind,
-    NumaNode, Package, UsableResources,
+    Core, CpuSet, Distance, Gpu, GpuLink, GpuVendor, L3Group, Machine, Nic, NicKind, NumaNode,
+    Package, UsableResources,
 };
 use serde::Deserialize;
 
@@ -63,7 +63,7 @@ struct SystemSpec {
     #[serde(default)]
     nic: Vec<NicSpec>,
     #[serde(default)]
-    link: Vec<LinkSpec>,
+    link: Vec<GpuLink>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -95,15 +95,6 @@ struct NicSpec {
     kind: NicKind,
     gbit: u64,
     numa: Option<u32>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct LinkSpec {
-    a: u32,
-    b: u32,
-    kind: LinkKind,
-    count: Option<u32>,
 }
 
 /// The machine with this name.
@@ -180,7 +171,7 @@ fn build(d: SystemSpec) -> Machine {
         usable: UsableResources { online: cpus(0, total), ..UsableResources::default() },
         gpus: d.gpu.iter().enumerate().map(gpu).collect(),
         nics: d.nic.iter().map(nic).collect(),
-        gpu_links: d.link.iter().map(link).collect(),
+        gpu_links: d.link.clone(),
         numa: numa.chain(memory_nodes).collect(),
         ..Machine::default()
     }
@@ -213,10 +204,6 @@ fn nic(spec: &NicSpec) -> Nic {
         speed_mbit: Some(spec.gbit * 1000),
         ..Nic::new(&spec.name, spec.kind)
     }
-}
-
-fn link(spec: &LinkSpec) -> GpuLink {
-    GpuLink { a: spec.a, b: spec.b, kind: spec.kind, count: spec.count, megabytes_per_second: None }
 }
 
 #[cfg(test)]

@@ -47,12 +47,8 @@ fn improve(node: &mut NodeFacts, again: &NodeFacts) {
     for peer in &mut node.peers {
         let same = |other: &&Peer| (&other.host, &other.nic) == (&peer.host, &peer.nic);
         let Some(other) = again.peers.iter().find(same) else { continue };
-        peer.bandwidth = match (peer.bandwidth, other.bandwidth) {
-            (Some((to, from)), Some((to_again, from_again))) => {
-                Some((to.max(to_again), from.max(from_again)))
-            }
-            (one, other) => one.or(other),
-        };
+        let both = |one: (f64, f64), other: (f64, f64)| (one.0.max(other.0), one.1.max(other.1));
+        peer.bandwidth = better(peer.bandwidth, other.bandwidth, both);
     }
     for file_system in &mut node.file_systems {
         let other = again.file_systems.iter().find(|other| other.path == file_system.path);
@@ -63,7 +59,7 @@ fn improve(node: &mut NodeFacts, again: &NodeFacts) {
 }
 
 /// The better of two values, or the known one.
-fn better(one: Option<f64>, other: Option<f64>, of: fn(f64, f64) -> f64) -> Option<f64> {
+fn better<T>(one: Option<T>, other: Option<T>, of: impl Fn(T, T) -> T) -> Option<T> {
     match (one, other) {
         (Some(one), Some(other)) => Some(of(one, other)),
         (one, other) => one.or(other),

@@ -36,15 +36,6 @@ pub struct AttemptSpec {
     pub notes: Vec<String>,
 }
 
-/// An attempt's run and number, counted from 0.
-#[derive(Debug, Clone, Copy)]
-pub struct AttemptId<'a> {
-    /// ID of the run.
-    pub run: &'a str,
-    /// Number of restarts so far.
-    pub number: u32,
-}
-
 /// A rank, with the reasons for its environment.
 #[derive(Debug)]
 pub struct AttemptRank {
@@ -81,11 +72,12 @@ impl AttemptSpec {
         config: &JobConfig,
         job: PlacedJob,
         rendezvous: &Rendezvous,
-        attempt: AttemptId<'_>,
+        run: &str,
+        number: u32,
     ) -> Result<Self> {
         let mut ranks = Vec::with_capacity(job.placement.ranks as usize);
         // A restart may have fewer ranks than the options name.
-        if attempt.number == 0 {
+        if number == 0 {
             check_ranks(config, job.placement.ranks)?;
             let world = env_var("WORLD_SIZE", job.placement.ranks, "world size");
             rank_env::check_identity(&job, &[world])?;
@@ -97,12 +89,12 @@ impl AttemptSpec {
         for rank in 0..job.placement.ranks {
             let options = &config.rank_env;
             let mut variables = rank_env::rank_env(&job, options, rendezvous, rank, &mut notes)?;
-            variables.extend(torchelastic_env(attempt, config.restarts()));
+            variables.extend(torchelastic_env(run, number, config.restarts()));
             variables.extend(slurm_env(&job, &tasks_per_node, rank));
             ranks.push(attempt_rank(config, &job, rank, variables)?);
         }
         let cache_dir = rank_env::cache_folder(&job).path;
-        Ok(Self { number: attempt.number, job, ranks, files: Vec::new(), cache_dir, notes })
+        Ok(Self { number, job, ranks, files: Vec::new(), cache_dir, notes })
     }
 
     /// The host of each rank.
@@ -249,10 +241,10 @@ fn tasks_per_node(counts: &[usize]) -> String {
 }
 
 /// torchrun's variables about restarts.
-fn torchelastic_env(attempt: AttemptId<'_>, max_restarts: u32) -> [EnvVar; 3] {
+fn torchelastic_env(run: &str, restarts: u32, max_restarts: u32) -> [EnvVar; 3] {
     [
-        env_var("TORCHELASTIC_RUN_ID", attempt.run, "the run ID"),
-        env_var("TORCHELASTIC_RESTART_COUNT", attempt.number, "restarts so far"),
+        env_var("TORCHELASTIC_RUN_ID", run, "the run ID"),
+        env_var("TORCHELASTIC_RESTART_COUNT", restarts, "restarts so far"),
         env_var("TORCHELASTIC_MAX_RESTARTS", max_restarts, "maximum number of restarts"),
     ]
 }

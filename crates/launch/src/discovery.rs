@@ -240,14 +240,14 @@ fn hypothetical_nodes(machines: &[Machine], count: u32) -> Vec<AllocatedNode> {
 /// Warns that a node has no /sys, as some containers and chroots. With it, there is a NUMA node.
 fn no_sysfs_warning(machines: &[Machine]) -> Option<Warning> {
     let Machine { host, .. } = machines.iter().find(|m| m.is_live() && m.numa.is_empty())?;
-    Some(Warning {
-        code: NO_SYSFS.to_owned(),
-        message: format!(
+    Some(Warning::new(
+        NO_SYSFS,
+        format!(
             "the topology of {host} is unknown, because /sys is not mounted: every CPU counts as a \
              core, memory is not bound, and only GPUs that NVML reports are used"
         ),
-        hint: "mount /sys in the container or chroot (mount -t sysfs sysfs /sys)".to_owned(),
-    })
+        "mount /sys in the container or chroot (mount -t sysfs sysfs /sys)",
+    ))
 }
 
 /// Fails if the launcher started another number of ranks than the plan has: they would wait for each
@@ -321,14 +321,13 @@ impl Discovery {
         }
         let nodes: Vec<&str> = allocation.nodes.iter().map(|n| n.host.as_str()).collect();
         let (host, nodes) = (&machine.host, hostlist::compress(&nodes));
-        Some(Warning {
-            code: STAND_IN.to_owned(),
-            message: format!(
+        Some(Warning::new(
+            STAND_IN,
+            format!(
                 "{host} is not a node of the job: the plan assumes that the job's nodes ({nodes}) are identical to it"
             ),
-            hint: "run this on a node of the job, or describe the nodes with --system, or with \
-                   --machine and a file that `regatta map --dump` wrote there"
-                .to_owned(),
-        })
+            "run this on a node of the job, or describe the nodes with --system, or with \
+                   --machine and a file that `regatta map --dump` wrote there",
+        ))
     }
 }

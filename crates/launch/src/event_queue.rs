@@ -71,10 +71,9 @@ impl<C, O: ByteLen> EventQueue<C, O> {
 
     /// Pushes output, blocking while the queue is full.
     pub fn push_output(&self, output: O) {
-        let mut queues = self.lock();
-        while queues.output_size >= OUTPUT_CAPACITY {
-            queues = self.not_full.wait(queues).unwrap_or_else(PoisonError::into_inner);
-        }
+        let is_full = |queues: &mut Queues<C, O>| queues.output_size >= OUTPUT_CAPACITY;
+        let queues = self.not_full.wait_while(self.lock(), is_full);
+        let mut queues = queues.unwrap_or_else(PoisonError::into_inner);
         queues.output_size += size(&output);
         queues.output.push_back(output);
         // The consumer drains the queue once woken: one system call per line would cost more than

@@ -2,10 +2,6 @@
 
 use std::time::Instant;
 
-use regatta_wire::clock;
-
-use crate::signal_catcher::SignalCatcher;
-
 /// The process that drives a job. Tests have virtual time.
 pub trait JobHost {
     /// The time.
@@ -19,22 +15,4 @@ pub trait JobHost {
 
     /// The first termination signal so far.
     fn termination(&mut self) -> Option<i32>;
-}
-
-impl JobHost for SignalCatcher {
-    fn now(&self) -> Instant {
-        Instant::now()
-    }
-
-    fn running_time(&self) -> Instant {
-        clock::now()
-    }
-
-    fn signals(&mut self) -> Vec<i32> {
-        self.pending()
-    }
-
-    fn termination(&mut self) -> Option<i32> {
-        SignalCatcher::termination(self)
-    }
 }

@@ -1,6 +1,6 @@
 //! Process states, CPU time and OOM kills, from /proc and the cgroup file system.
 
-use std::path::PathBuf;
+use regatta_discover::{Sysroot, procfs};
 
 /// What a process is doing, as in "waiting in futex_wait_queue". For a shell or a wrapper that
 /// waits for its only child, the child's state is included.
@@ -47,54 +47,38 @@ pub fn cpu_ticks(pids: &[u32]) -> u64 {
 /// Counts OOM kills in this cgroup, or on the whole machine where the cgroup has no counter.
 #[derive(Debug)]
 pub struct OomCounter {
-    file: Option<PathBuf>,
+    file: Option<String>,
     before: u64,
 }
 
 impl OomCounter {
     /// Starts counting.
     pub fn start() -> Self {
-        let file = counter();
-        let before = file.as_ref().and_then(read_count).unwrap_or(0);
+        let file = counters(&Sysroot::live()).find(|file| read_count(file).is_some());
+        let before = file.as_deref().and_then(read_count).unwrap_or(0);
         Self { file, before }
     }
 
     /// Whether an OOM kill happened since the last call.
     pub fn has_increased(&mut self) -> bool {
-        let now = self.file.as_ref().and_then(read_count).unwrap_or(self.before);
+        let now = self.file.as_deref().and_then(read_count).unwrap_or(self.before);
         let increased = now > self.before;
         self.before = now;
         increased
     }
 }
 
-/// The counter file of this process.
-fn counter() -> Option<PathBuf> {
-    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    candidates(&groups).into_iter().map(PathBuf::from).find(|file| read_count(file).is_some())
-}
-
 /// Candidate counter files, closest first: `memory.events` (cgroup v2, includes descendants) or
 /// `memory.oom_control` (v1, this group only; the kill is counted in the victim's own group,
 /// whichever ancestor hit its limit). A container may see its group as the root.
-fn candidates(groups: &str) -> Vec<String> {
-    let of_line = |line: &str| {
-        let mut parts = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (parts.next()?, parts.next()?.trim_end_matches('/'));
-        let has_memory = controllers.split(',').any(|controller| controller == "memory");
-        let (mount, file) = match controllers {
-            "" => ("/sys/fs/cgroup", "memory.events"),
-            _ if has_memory => ("/sys/fs/cgroup/memory", "memory.oom_control"),
-            _ => return None,
-        };
-        Some([format!("{mount}{path}/{file}"), format!("{mount}/{file}")])
-    };
-    let mut files: Vec<String> = groups.lines().filter_map(of_line).flatten().collect();
-    files.push("/proc/vmstat".to_owned());
-    files
+fn counters(root: &Sysroot) -> impl Iterator<Item = String> {
+    let files = ["memory.events", "memory.oom_control"];
+    let of_dir = move |dir: String| files.map(|file| format!("{dir}/{file}"));
+    let dirs = procfs::cgroup_dirs(root, "memory");
+    dirs.into_iter().flat_map(of_dir).chain(["/proc/vmstat".to_owned()])
 }
 
-fn read_count(file: &PathBuf) -> Option<u64> {
+fn read_count(file: &str) -> Option<u64> {
     let text = std::fs::read_to_string(file).ok()?;
     text.lines().find_map(|l| l.strip_prefix("oom_kill "))?.trim().parse().ok()
 }
@@ -106,13 +90,24 @@ mod tests {
 
     #[test]
     fn counter_files_of_cgroup_v1_and_v2() {
-        let one = candidates("9:name=systemd:/\n4:cpu,memory:/slurm/job_7/task_0\n0::/\n");
+        let candidates = |name: &str, groups: &str| -> Vec<String> {
+            let name = format!("regatta-counters-{name}-{}", std::process::id());
+            let root = std::env::temp_dir().join(name);
+            std::fs::create_dir_all(root.join("proc/self")).unwrap();
+            std::fs::write(root.join("proc/self/cgroup"), groups).unwrap();
+            let found = counters(&Sysroot::at(&root)).collect();
+            std::fs::remove_dir_all(root).unwrap();
+            found
+        };
+        let one = candidates("one", "9:name=systemd:/\n4:cpu,memory:/slurm/job_7/task_0\n0::/\n");
+        let of_memory = |file: &&String| file.ends_with("/memory.oom_control");
+        let one: Vec<&String> = one.iter().filter(of_memory).collect();
         assert_eq!(one[0], "/sys/fs/cgroup/memory/slurm/job_7/task_0/memory.oom_control");
-        assert_eq!(one[1], "/sys/fs/cgroup/memory/memory.oom_control");
-        let two = candidates("0::/system.slice/slurmstepd.scope/job_7/step_0\n");
+        assert_eq!(one[3], "/sys/fs/cgroup/memory/memory.oom_control");
+        let two = candidates("two", "0::/system.slice/slurmstepd.scope/job_7/step_0\n");
         let group = "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/step_0";
         assert_eq!(two[0], format!("{group}/memory.events"));
-        assert_eq!(candidates("nonsense\n"), ["/proc/vmstat"]);
+        assert_eq!(candidates("none", "nonsense\n"), ["/proc/vmstat"]);
     }
 
     #[test]

@@ -178,7 +178,7 @@ pub fn notes_of_unset_names(
 /// The launcher options that the site's settings need to take effect.
 pub fn required_options(plan: &PlacedJob, launcher: LauncherSyntax) -> Vec<RequiredOption> {
     let nodes = plan.placement.nodes.len() as u32;
-    let context = JobContext::of(&plan.machines[0], nodes, Some(Framework::Torch.name()));
+    let context = JobContext::of(&plan.machines[0], nodes, Framework::Torch);
     launcher_options::required_options(&plan.site.profile.settings(&context), launcher)
 }
 
@@ -191,7 +191,7 @@ pub fn agent_step_options(
     launcher: LauncherSyntax,
 ) -> Vec<RequiredOption> {
     let nodes = discovery.allocation.nodes.len() as u32;
-    let context = JobContext::of(&discovery.machines[0], nodes, Some(args.framework.name()));
+    let context = JobContext::of(&discovery.machines[0], nodes, args.framework);
     let context = context.or_gpus_of(&site.matches.hardware);
     let is_replaced = |setting: &SiteSetting| {
         let own = discovery.env.get(&setting.variable);
@@ -216,7 +216,7 @@ pub fn note_of_single_node(plan: &PlacedJob, args: &RankEnvOptions) -> Option<St
 }
 
 fn settings(plan: &PlacedJob, machine: &Machine, framework: Framework, nodes: u32) -> Vec<EnvVar> {
-    let context = JobContext::of(machine, nodes, Some(framework.name()));
+    let context = JobContext::of(machine, nodes, framework);
     let variable = |s: SiteSetting| EnvVar {
         variable: s.variable,
         value: s.value,

@@ -3,8 +3,10 @@
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Instant;
 
+use regatta_wire::clock;
 use signal_hook::iterator::Signals;
 
+use crate::job_host::JobHost;
 use crate::reaper;
 use crate::signal_dedup::ProcessSignalDedup;
 use crate::signals::{HANDLED, is_ignored, is_termination_signal};
@@ -39,10 +41,20 @@ impl SignalCatcher {
         reaper::queue_signals();
         Ok(Self { signals, dedup: ProcessSignalDedup::default(), termination: None })
     }
+}
+
+impl JobHost for SignalCatcher {
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn running_time(&self) -> Instant {
+        clock::now()
+    }
 
     /// Signals since the last call, to this process or to the original process, without duplicates.
     /// Every main loop polls them, which is also its heartbeat to the reaper.
-    pub fn pending(&mut self) -> Vec<i32> {
+    fn signals(&mut self) -> Vec<i32> {
         reaper::heartbeat();
         let now = Instant::now();
         let mut signals = reaper::take_signals();
@@ -57,9 +69,8 @@ impl SignalCatcher {
         signals
     }
 
-    /// The first termination signal so far.
-    pub fn termination(&mut self) -> Option<i32> {
-        self.pending();
+    fn termination(&mut self) -> Option<i32> {
+        self.signals();
         self.termination
     }
 }

@@ -178,7 +178,7 @@ pub fn csv(comparisons: &[Comparison]) -> String {
     for comparison in comparisons {
         let Comparison { operation, dtype, place, metric, .. } = comparison;
         let dtype = quoted(dtype.as_deref().unwrap_or_default());
-        let (operation, metric) = (quoted(operation.name()), metric.name());
+        let (operation, metric) = (quoted(operation.to_string()), metric.name());
         for row in &comparison.rows {
             let pairs = row.values.iter().zip(&row.ratios).zip(&comparison.labels);
             for ((value, ratio), label) in pairs.filter(|((value, _), _)| value.is_some()) {

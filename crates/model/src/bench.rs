@@ -4,6 +4,7 @@
 //! Times are in microseconds, bandwidths in GB/s (10⁹ bytes), sizes in bytes.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -36,16 +37,9 @@ pub enum BenchProgram {
     Other,
 }
 
-impl BenchProgram {
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Regatta => "regatta",
-            Self::NcclTests => "nccl-tests",
-            Self::RcclTests => "rccl-tests",
-            Self::Osu => "osu",
-            Self::Other => "other",
-        }
+impl fmt::Display for BenchProgram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
 

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::finite_or_null;
 use crate::rank_bytes::{DiskIoBytes, PeakBytes, SentBytes};
-use crate::run_folder::StepMetrics;
+use crate::run_folder::{StepMetrics, metrics};
 
 /// An event of a training run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -131,7 +131,7 @@ pub struct Summary {
     /// Seconds since the start, without those in which rank 0 was stopped.
     pub seconds: f64,
     /// Seconds since the start in which rank 0 was stopped (Ctrl-Z, `scontrol suspend`).
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "metrics::is_zero")]
     pub stopped_seconds: f64,
     /// Mean throughput of the steps, without validation and samples.
     pub tokens_per_second: f64,
@@ -169,11 +169,6 @@ pub struct RankBytes {
     /// Offload I/O per step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disk_io: Vec<DiskIoBytes>,
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
-fn is_zero(seconds: &f64) -> bool {
-    *seconds == 0.0
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The environment variables of a rank: rendezvous, GPU visibility, network, caches, threads; each
 //! with its reason.
 
+use std::fmt;
 use std::net::IpAddr;
 
 pub use regatta_model::run_folder::EnvVar;
@@ -26,16 +27,9 @@ pub enum Framework {
     Jax,
 }
 
-impl Framework {
-    /// Its name in site profiles.
-    pub fn name(self) -> &'static str {
-        match self {
-            Framework::Torch => "torch",
-            Framework::Deepspeed => "deepspeed",
-            Framework::Accelerate => "accelerate",
-            Framework::Horovod => "horovod",
-            Framework::Jax => "jax",
-        }
+impl fmt::Display for Framework {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
 

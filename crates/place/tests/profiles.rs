@@ -10,7 +10,8 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use regatta_model::{Gpu, GpuVendor, Machine, Nic, NicKind, PciDevice, ReservedCores};
-use regatta_place::site_profile::{JobContext, PluginState, Profile, Profiles, SiteEvidence};
+use regatta_place::environment::Framework;
+use regatta_place::site_profile::{JobContext, Profile, Profiles, SiteEvidence};
 
 fn builtin() -> Profiles {
     Profiles::builtin().unwrap()
@@ -23,12 +24,10 @@ const VERSIONS: [(&str, SetVersion); 4] = [
     ("rocm 6.1", |s| s.rocm = Some("6.1.3".into())),
     ("rocm 6.4, plug-in found", |s| {
         s.rocm = Some("6.4.0".into());
-        s.plugin = PluginState::Present { version: None };
         s.plugin_path = Some("/opt/plugin/lib/librccl-net.so".into());
     }),
     ("rocm 7.2, plug-in found", |s| {
         s.rocm = Some("7.2".into());
-        s.plugin = PluginState::Present { version: None };
         s.plugin_path = Some("/opt/plugin/lib/librccl-net.so".into());
     }),
     ("nccl 2.26.6", |s| s.nccl = Some("2.26.6+cuda12.8".into())),
@@ -251,7 +250,7 @@ fn node_without_visible_gpu_is_identified_by_its_cpu() {
 #[test]
 fn gpu_without_a_name_gets_the_settings_of_its_pci_id() {
     let node = real_node("", "NVIDIA GPU", 0x10de_2342);
-    let context = JobContext::of(&node, 2, Some("torch"));
+    let context = JobContext::of(&node, 2, Framework::Torch);
     let settings = builtin().named("alps").unwrap().settings(&context);
     assert!(settings.iter().any(|s| s.variable == "NCCL_PROTO"), "{context:?}");
 }

@@ -4,6 +4,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use regatta_discover::procfs;
 use regatta_model::CpuSet;
 use regatta_place::check::ActualMemoryPolicy;
 use regatta_predict::memory_check::MemoryLimit;
@@ -53,9 +54,7 @@ pub fn memory_limits(host: &str) -> Vec<MemoryLimit> {
 
 fn memory_limits_below(root: &Path, host: &str) -> Option<Vec<MemoryLimit>> {
     let text = std::fs::read_to_string(root.join("proc/meminfo")).ok()?;
-    let available = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let free =
-        available.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)?;
+    let free = procfs::memory(&text, "MemAvailable:")?;
     let machine = MemoryLimit { id: id(&(host, 0u8, 0u64)), free, name: "this node".to_owned() };
     let text = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mount = root.join("sys/fs/cgroup");

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use regatta_model::{Gpu, GpuLink, GpuVendor, LinkKind, PciDevice};
 
-use super::{VendorScan, gpu_from_pci, is_accessible, render_node};
+use super::{GpuScan, gpu_from_pci, is_accessible, render_node};
 use crate::{Sysroot, pci};
 
 pub(super) const VENDOR: u16 = 0x1002;
@@ -29,7 +29,7 @@ pub(super) fn is_gpu(device: &PciDevice) -> bool {
     device.vendor == VENDOR && matches!(device.class >> 16, 0x03 | 0x12)
 }
 
-pub(super) fn scan(root: &Sysroot, devices: &[PciDevice]) -> VendorScan {
+pub(super) fn scan(root: &Sysroot, devices: &[PciDevice]) -> GpuScan {
     let names = root.list_dir(NODES);
     if names.is_empty() {
         return without_kfd(root, devices);
@@ -52,7 +52,7 @@ pub(super) fn scan(root: &Sysroot, devices: &[PciDevice]) -> VendorScan {
              pass it into the container"
         ));
     }
-    VendorScan { gpus, links, notes, ..VendorScan::default() }
+    GpuScan { gpus, links, notes, ..GpuScan::default() }
 }
 
 /// The key-value lines of a kfd file, such as `simd_count 440`.
@@ -271,7 +271,7 @@ fn assign_cards(nodes: &[KfdNode], sibling_gcds: &[Option<usize>], gpus: &mut [G
 }
 
 /// GPUs without kfd, in PCI bus order.
-fn without_kfd(root: &Sysroot, devices: &[PciDevice]) -> VendorScan {
+fn without_kfd(root: &Sysroot, devices: &[PciDevice]) -> GpuScan {
     let bound =
         |d: &&PciDevice| is_gpu(d) && pci::driver(root, &d.address).as_deref() == Some("amdgpu");
     let gpu = |(i, PciDevice { address, device, .. }): (usize, &PciDevice)| {
@@ -293,7 +293,7 @@ fn without_kfd(root: &Sysroot, devices: &[PciDevice]) -> VendorScan {
              listed in PCI bus order"
         ));
     }
-    VendorScan { gpus, notes, ..VendorScan::default() }
+    GpuScan { gpus, notes, ..GpuScan::default() }
 }
 
 #[cfg(test)]

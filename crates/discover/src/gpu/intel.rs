@@ -3,7 +3,7 @@
 
 use regatta_model::{Gpu, GpuLink, GpuVendor, LinkKind, PciDevice};
 
-use super::{VendorScan, gpu_from_pci, is_accessible, render_node};
+use super::{GpuScan, gpu_from_pci, is_accessible, render_node};
 use crate::{Sysroot, pci};
 
 pub(super) const VENDOR: u16 = 0x8086;
@@ -14,13 +14,13 @@ pub(super) fn is_gpu(device: &PciDevice) -> bool {
     device.vendor == VENDOR && matches!(device.class >> 8, 0x0300 | 0x0380)
 }
 
-pub(super) fn scan(root: &Sysroot, devices: &[PciDevice]) -> VendorScan {
+pub(super) fn scan(root: &Sysroot, devices: &[PciDevice]) -> GpuScan {
     // Other entries are connectors such as card0-HDMI-A-1, and render nodes.
     let names = numbered(root, "/sys/class/drm", "card");
     let mut cards: Vec<Card> =
         names.iter().filter_map(|name| Card::read(root, devices, name)).collect();
     cards.sort_by_key(|c| pci::parse_address(&c.address));
-    let mut scan = VendorScan::default();
+    let mut scan = GpuScan::default();
     let (discrete, integrated): (Vec<_>, Vec<_>) = cards.into_iter().partition(|c| c.discrete);
     for Card { address, .. } in integrated {
         scan.notes.push(format!(
@@ -56,7 +56,7 @@ impl Card {
         Some(Self { address, device: device.device, tiles, discrete })
     }
 
-    fn append_to(&self, root: &Sysroot, devices: &[PciDevice], index: u32, scan: &mut VendorScan) {
+    fn append_to(&self, root: &Sysroot, devices: &[PciDevice], index: u32, scan: &mut GpuScan) {
         let first = scan.gpus.len();
         let file = render_node(root, &self.address);
         let accessible = file.as_deref().and_then(|f| is_accessible(root, f));

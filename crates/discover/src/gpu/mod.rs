@@ -31,18 +31,6 @@ pub(crate) struct GpuScan {
     pub(crate) notes: Vec<String>,
 }
 
-/// The GPUs of one vendor, with indices from 0.
-#[derive(Debug, Default)]
-struct VendorScan {
-    gpus: Vec<Gpu>,
-    links: Vec<GpuLink>,
-    notes: Vec<String>,
-    /// Version of the kernel driver.
-    driver: Option<String>,
-    /// Newest CUDA version that the driver supports.
-    cuda: Option<String>,
-}
-
 /// Discovers the GPUs and their distances to the NICs.
 pub(crate) fn scan(
     root: &Sysroot,
@@ -51,14 +39,8 @@ pub(crate) fn scan(
     nodes: &[NumaNode],
     packages: &[Package],
 ) -> GpuScan {
-    let mut nvidia = nvidia::scan(root, devices);
-    let mut scan = GpuScan {
-        nvidia_driver: nvidia.driver.take(),
-        cuda_driver: nvidia.cuda.take(),
-        amdgpu_driver: root.read_text("/sys/module/amdgpu/version"),
-        ..GpuScan::default()
-    };
-    scan.append(nvidia);
+    let mut scan = nvidia::scan(root, devices);
+    scan.amdgpu_driver = root.read_text("/sys/module/amdgpu/version");
     scan.append(amd::scan(root, devices));
     scan.append(intel::scan(root, devices));
     scan.notes.extend(unbound_gpu_notes(root, devices, &scan.gpus));
@@ -97,7 +79,7 @@ impl GpuScan {
 
     /// Appends the GPUs of a vendor. A node normally has one vendor; with two, the indices of the
     /// second are offset, because an index must be unique on the node.
-    fn append(&mut self, vendor: VendorScan) {
+    fn append(&mut self, vendor: GpuScan) {
         let first = self.gpus.len() as u32;
         let first_card = self.gpus.iter().map(|g| g.card + 1).max().unwrap_or(0);
         if let (Some(before), Some(gpu)) = (self.gpus.last(), vendor.gpus.first()) {

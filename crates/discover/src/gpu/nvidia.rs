@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use regatta_model::{Gpu, GpuVendor, PciDevice};
 
 use super::nvml::{self, NvLinkRemote};
-use super::{VendorScan, gpu_from_pci, is_accessible};
+use super::{GpuScan, gpu_from_pci, is_accessible};
 use crate::{Sysroot, pci};
 
 pub(super) const VENDOR: u16 = 0x10de;
@@ -39,18 +39,22 @@ fn may_have_gpus(root: &Sysroot, devices: &[PciDevice]) -> bool {
     devices.iter().any(is_gpu) || signs.iter().any(|file| root.exists(file))
 }
 
-pub(super) fn scan(root: &Sysroot, devices: &[PciDevice]) -> VendorScan {
+pub(super) fn scan(root: &Sysroot, devices: &[PciDevice]) -> GpuScan {
     let known = driver_gpus(root, devices);
-    let driver = driver_version(root);
+    let nvidia_driver = driver_version(root);
     if !root.is_live() || !may_have_gpus(root, devices) {
-        return VendorScan { driver, ..from_driver(root, devices, &known) };
+        return GpuScan { nvidia_driver, ..from_driver(root, devices, &known) };
     }
     match nvml::read(devices) {
         Ok(report) => {
             let mut scan = from_nvml(root, devices, &report.gpus);
             scan.notes.extend(report.notes);
             scan.notes.extend(hidden_gpus_note(&known, &report.gpus));
-            VendorScan { driver: report.driver.or(driver), cuda: report.cuda, ..scan }
+            GpuScan {
+                nvidia_driver: report.driver.or(nvidia_driver),
+                cuda_driver: report.cuda,
+                ..scan
+            }
         }
         Err(error) => {
             let mut scan = from_driver(root, devices, &known);
@@ -60,16 +64,16 @@ pub(super) fn scan(root: &Sysroot, devices: &[PciDevice]) -> VendorScan {
                      unknown; libnvidia-ml.so.1 is part of the driver"
                 ));
             }
-            VendorScan { driver, ..scan }
+            GpuScan { nvidia_driver, ..scan }
         }
     }
 }
 
-fn from_nvml(root: &Sysroot, devices: &[PciDevice], gpus: &[NvidiaGpu]) -> VendorScan {
+fn from_nvml(root: &Sysroot, devices: &[PciDevice], gpus: &[NvidiaGpu]) -> GpuScan {
     let listed = gpus.iter().enumerate().map(|(i, found)| gpu(root, devices, i, found));
     let notes = mig_note(gpus).into_iter().collect();
     let links = nvml::links(gpus);
-    VendorScan { gpus: listed.collect(), links, notes, ..VendorScan::default() }
+    GpuScan { gpus: listed.collect(), links, notes, ..GpuScan::default() }
 }
 
 fn gpu(root: &Sysroot, devices: &[PciDevice], index: usize, found: &NvidiaGpu) -> Gpu {
@@ -156,14 +160,14 @@ fn parse_information(address: String, text: &str) -> NvidiaGpu {
     }
 }
 
-fn from_driver(root: &Sysroot, devices: &[PciDevice], known: &[NvidiaGpu]) -> VendorScan {
+fn from_driver(root: &Sysroot, devices: &[PciDevice], known: &[NvidiaGpu]) -> GpuScan {
     let (excluded, listed): (Vec<_>, Vec<_>) = known.iter().partition(|gpu| gpu.excluded);
     let note = |NvidiaGpu { address, .. }: &NvidiaGpu| {
         format!("the NVIDIA GPU at {address} is excluded by its driver")
     };
     let gpus = listed.into_iter().enumerate().map(|(i, found)| gpu(root, devices, i, found));
     let notes = excluded.into_iter().map(note).collect();
-    VendorScan { gpus: gpus.collect(), notes, ..VendorScan::default() }
+    GpuScan { gpus: gpus.collect(), notes, ..GpuScan::default() }
 }
 
 /// The kernel driver's version, from a line such as `NVRM version: NVIDIA UNIX Open Kernel Module

@@ -34,18 +34,15 @@ pub(super) fn collect(root: &Sysroot, machine: &Machine) -> Option<NetPlugin> {
 
 fn inspect(path: String, bytes: &[u8]) -> NetPlugin {
     let digest = Some(format!("{:016x}", fnv1a(bytes.iter().copied())));
+    let plugin = NetPlugin { path, digest, ..NetPlugin::default() };
     match exported_symbols(bytes) {
         Ok(symbols) => NetPlugin {
-            path,
-            digest,
             net_versions: versions(&symbols, PluginKind::Net.symbol_prefix()),
             collnet_versions: versions(&symbols, "ncclCollNetPlugin_v"),
             other_interfaces: other_interfaces(&symbols),
-            load_error: None,
+            ..plugin
         },
-        Err(error) => {
-            NetPlugin { path, digest, load_error: Some(error.to_string()), ..NetPlugin::default() }
-        }
+        Err(error) => NetPlugin { load_error: Some(error.to_string()), ..plugin },
     }
 }
 

@@ -38,8 +38,7 @@ fn proof(secret: &Secret, role: &str, node: u32, nonce: &[u8; LEN]) -> String {
 }
 
 fn check_proof(stream: &mut impl Read, expected: &str) -> io::Result<()> {
-    let mut found = [0; PROOF_LEN];
-    stream.read_exact(&mut found)?;
+    let found: [u8; PROOF_LEN] = read_array(stream)?;
     // Constant time: a byte that differs must not end the comparison earlier.
     let differing = found.iter().zip(expected.as_bytes()).fold(0, |sum, (a, b)| sum | (a ^ b));
     match differing {

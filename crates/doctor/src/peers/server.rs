@@ -53,15 +53,9 @@ impl Server {
 
     /// Waits until all nodes have ended their tests.
     pub(super) fn finish(self, deadline: Instant) {
-        let mut awaited = self.state.awaited.lock().unwrap_or_else(PoisonError::into_inner);
-        while !awaited.is_empty() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return;
-            }
-            let waited = self.state.changed.wait_timeout(awaited, left);
-            awaited = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
+        let awaited = self.state.awaited.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = deadline.saturating_duration_since(Instant::now());
+        let _ = self.state.changed.wait_timeout_while(awaited, left, |nodes| !nodes.is_empty());
     }
 }
 

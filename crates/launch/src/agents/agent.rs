@@ -15,6 +15,7 @@ use crate::cache_dir;
 use crate::cpu_binding;
 use crate::event_queue::Notify;
 use crate::host;
+use crate::job_host::JobHost;
 use crate::local::{LocalOptions, LocalWorkers};
 use crate::process::RankSpec;
 use crate::rank_files::{BuiltInFile, NodeFiles, RankFile, RankFileError};
@@ -138,7 +139,7 @@ impl Agent<'_> {
             }
             self.check_connect_timeout();
             // Before the ranks' events: they may have been killed by the same signal.
-            for signal in signals.pending() {
+            for signal in signals.signals() {
                 self.handle(AgentInput::Signal(signal));
             }
             more = self.poll_ranks();

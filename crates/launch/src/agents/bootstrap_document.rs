@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use regatta_model::hostlist;
@@ -16,46 +16,30 @@ use regatta_wire::secret::Secret;
 /// mode 0600.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct BootstrapDocument {
-    version: u32,
+    /// Version of its format.
+    pub version: u32,
     /// ID of the run.
     pub run: String,
-    secret: String,
+    /// The job's secret in hexadecimal.
+    pub secret: String,
     /// Compressed host list.
-    hosts: String,
+    pub hosts: String,
     /// Addresses of the coordinator, at least one of which the nodes can reach.
     pub root: Vec<SocketAddr>,
     /// Candidate ports of agents; an agent listens on the first free one.
     pub ports: Vec<u16>,
-    fan_out: u32,
-    /// Timeouts of the job.
-    #[serde(flatten)]
-    pub timeouts: JobTimeouts,
-    /// Not a `PathBuf`: serde requires UTF-8 for those, and a path may be any byte string.
-    marker: OsString,
-}
-
-/// Contents of a bootstrap document.
-pub struct BootstrapParams<'a> {
-    /// ID of the run.
-    pub run: &'a str,
-    /// The job's secret.
-    pub secret: &'a Secret,
-    /// Hosts of the job.
-    pub hosts: &'a [String],
     /// Maximum number of children per agent.
     pub fan_out: u32,
     /// Timeouts of the job.
+    #[serde(flatten)]
     pub timeouts: JobTimeouts,
-    /// Addresses of the coordinator.
-    pub root: Vec<SocketAddr>,
-    /// Candidate ports of agents.
-    pub ports: Vec<u16>,
     /// A file in the log folder; an agent that sees it writes its ranks' logs there.
-    pub marker: PathBuf,
+    /// Not a `PathBuf`: serde requires UTF-8 for those, and a path may be any byte string.
+    pub marker: OsString,
 }
 
 /// Version of the document's format.
-const VERSION: u32 = 1;
+pub const VERSION: u32 = 1;
 /// Handshake timeout of a link.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for a disconnected agent to find another parent.
@@ -98,21 +82,6 @@ pub enum BootstrapError {
 }
 
 impl BootstrapDocument {
-    /// Creates the document for a job.
-    pub fn new(params: BootstrapParams<'_>) -> Self {
-        Self {
-            version: VERSION,
-            run: params.run.to_owned(),
-            secret: params.secret.to_hex(),
-            hosts: hostlist::compress(params.hosts),
-            root: params.root,
-            ports: params.ports,
-            fan_out: params.fan_out,
-            timeouts: params.timeouts,
-            marker: params.marker.into(),
-        }
-    }
-
     /// Serialises the document to one line of JSON.
     pub fn to_text(&self) -> Result<String, BootstrapError> {
         Ok(format!("{}\n", serde_json::to_string(self)?))
@@ -157,17 +126,18 @@ mod tests {
     fn marker_path_may_be_any_byte_string() {
         use std::os::unix::ffi::OsStringExt;
         let second = Duration::from_secs(1);
-        let marker = PathBuf::from(OsString::from_vec(b"/a\xffb".to_vec()));
-        let bootstrap = BootstrapDocument::new(BootstrapParams {
-            run: "r",
-            secret: &Secret::generate().unwrap(),
-            hosts: &["node1".to_owned()],
+        let marker = std::path::PathBuf::from(OsString::from_vec(b"/a\xffb".to_vec()));
+        let bootstrap = BootstrapDocument {
+            version: VERSION,
+            run: "r".to_owned(),
+            secret: Secret::generate().unwrap().to_hex(),
+            hosts: "node1".to_owned(),
             fan_out: 2,
             timeouts: JobTimeouts { grace: second, join: second, lost_after: second },
             root: vec![SocketAddr::from(([127, 0, 0, 1], 9))],
             ports: Vec::new(),
-            marker: marker.clone(),
-        });
+            marker: marker.clone().into(),
+        };
         assert_eq!(
             BootstrapDocument::from_text(&bootstrap.to_text().unwrap()).unwrap().marker(),
             marker

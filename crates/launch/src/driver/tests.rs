@@ -13,7 +13,6 @@ use regatta_model::{AllocatedNode, Allocation, Scheduler};
 use regatta_place::environment::Rendezvous;
 
 use super::*;
-use crate::attempt::AttemptId;
 use crate::config::{AgentOptions, JobSource, PlacementRequest, RankEnvOptions, Workload};
 use crate::error::PartError;
 use crate::node_pool::PoolUpdate;
@@ -155,7 +154,7 @@ impl LaunchTarget for FakeTarget<'_> {
         let (address, port) = ("10.0.0.1".to_owned(), 1);
         let (address_why, port_why) = Default::default();
         let rendezvous = Rendezvous { address, address_why, port, port_why };
-        AttemptSpec::new(self.config, job, &rendezvous, AttemptId { run: "run", number: attempt })
+        AttemptSpec::new(self.config, job, &rendezvous, "run", attempt)
     }
 
     fn start(

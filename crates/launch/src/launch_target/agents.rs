@@ -11,7 +11,7 @@ use regatta_place::rendezvous;
 use super::LaunchTarget;
 use super::connect::{AgentConnector, ConnectedAgents};
 use super::node_launch::node_launches;
-use crate::attempt::{AttemptId, AttemptSpec};
+use crate::attempt::AttemptSpec;
 use crate::config::JobConfig;
 use crate::discovery::{Discovery, PlacedJob};
 use crate::error::{LaunchError, Result};
@@ -118,8 +118,7 @@ impl LaunchTarget for AgentTarget<'_> {
     fn plan(&mut self, attempt: u32, nodes: &[usize]) -> Result<AttemptSpec> {
         let plan = self.place(nodes)?;
         let rendezvous = self.rendezvous(&plan)?;
-        let id = AttemptId { run: self.run, number: attempt };
-        AttemptSpec::new(self.config, plan, &rendezvous, id)
+        AttemptSpec::new(self.config, plan, &rendezvous, self.run, attempt)
     }
 
     fn start(

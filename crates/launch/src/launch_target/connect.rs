@@ -15,7 +15,7 @@ use super::agent_commands::AgentCommands;
 use super::temp_file::TempFile;
 use crate::agent_launcher::command::AgentLauncher;
 use crate::agent_launcher::handle::{LOGIN_TIMEOUT, LauncherHandle};
-use crate::agents::bootstrap_document::{BootstrapDocument, BootstrapParams, JobTimeouts};
+use crate::agents::bootstrap_document::{self, BootstrapDocument, JobTimeouts};
 use crate::agents::coordinator::Coordinator;
 use crate::config::JobConfig;
 use crate::discovery::Discovery;
@@ -131,16 +131,17 @@ impl AgentConnector<'_, '_> {
         let coordinator = coordinator.map_err(LaunchError::io("listen for agents"))?;
         let marker = TempFile::create(self.folder.join(format!("log/.{run}")), "")?;
         let root = addresses(discovery).into_iter();
-        let bootstrap = BootstrapDocument::new(BootstrapParams {
-            run,
-            secret: &secret,
-            hosts: &agents.hosts,
+        let bootstrap = BootstrapDocument {
+            version: bootstrap_document::VERSION,
+            run: run.to_owned(),
+            secret: secret.to_hex(),
+            hosts: hostlist::compress(&agents.hosts),
             fan_out: config.agents.fan_out,
             timeouts,
             root: root.map(|address| SocketAddr::new(address, coordinator.port())).collect(),
             ports: rendezvous::fallback_ports(rendezvous::job_port(run)).take(PORTS).collect(),
-            marker: marker.0.clone(),
-        });
+            marker: marker.0.clone().into(),
+        };
         let bootstrap = bootstrap.to_text()?;
         let mut files = match agents.launcher.bootstraps_via_stdin() {
             true => Vec::new(),

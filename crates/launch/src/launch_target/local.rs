@@ -6,7 +6,7 @@ use regatta_place::rendezvous::fallback_ports;
 use regatta_wire::secret::Secret;
 
 use super::LaunchTarget;
-use crate::attempt::{AttemptId, AttemptSpec};
+use crate::attempt::AttemptSpec;
 use crate::config::JobConfig;
 use crate::discovery::Discovery;
 use crate::error::{LaunchError, Result};
@@ -78,12 +78,7 @@ impl LaunchTarget for LocalTarget<'_> {
             rendezvous.port_why = "free on this node when the job started".to_owned();
             self.port = Some(port);
         }
-        AttemptSpec::new(
-            self.config,
-            plan,
-            &rendezvous,
-            AttemptId { run: self.run, number: attempt },
-        )
+        AttemptSpec::new(self.config, plan, &rendezvous, self.run, attempt)
     }
 
     fn start(

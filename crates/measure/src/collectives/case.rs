@@ -41,7 +41,8 @@ pub struct CallSpec {
 pub fn kind(operation: &Operation) -> Option<CallKind> {
     let moves_data = |kind: &CallKind| *kind != CallKind::Barrier;
     let mut kinds = CallKind::ALL.into_iter().filter(moves_data);
-    kinds.find(|kind| kind.name() == operation.name())
+    let name = operation.to_string();
+    kinds.find(|kind| kind.name() == name)
 }
 
 /// The operations that can be measured.

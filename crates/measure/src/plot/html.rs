@@ -13,7 +13,7 @@ pub fn html(title: &str, results: &[BenchResult], place: Option<BufferMode>) -> 
     let mut page = Page::new(title);
     page.list(results.iter().map(|result| (result.label.as_str(), details(result))));
     for operation in operations(results) {
-        page.heading(operation.name());
+        page.heading(&operation.to_string());
         page.drawing(&svg(results, operation, place).unwrap_or_default());
         for comparison in comparisons_of(results, operation, place) {
             add_table(&mut page, &comparison);
@@ -55,7 +55,7 @@ fn details(result: &BenchResult) -> String {
     let count = |n: Option<u32>, noun: &str| n.map(|n| pluralize(n as usize, noun));
     let backend = result.backend.clone();
     let shape = [count(result.shape.ranks, "rank"), count(result.shape.nodes, "node"), backend];
-    let mut details = vec![result.program.name().to_owned()];
+    let mut details = vec![result.program.to_string()];
     details.extend(shape.into_iter().flatten());
     details.extend(result.settings.iter().map(|(name, value)| format!("{name}={value}")));
     details.extend(result.versions.iter().map(|(name, value)| format!("{name} {value}")));

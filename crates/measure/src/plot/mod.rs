@@ -144,5 +144,5 @@ fn plain(value: f64) -> String {
 /// An identifier unique to the operation.
 fn identifier(operation: &Operation) -> String {
     let letter = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
-    format!("plot-{}", operation.name().chars().map(letter).collect::<String>())
+    format!("plot-{}", operation.to_string().chars().map(letter).collect::<String>())
 }

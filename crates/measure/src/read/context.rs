@@ -173,7 +173,7 @@ fn by_name(plain: &str) -> Option<Operation> {
     // The names of those between two ranks occur in other senses.
     let ambiguous = [Operation::Latency, Operation::Bandwidth, Operation::BiBandwidth];
     let plain = if plain == "bcast" { "broadcast" } else { plain };
-    let is_named = |known: &Operation| known.name().replace('-', "") == plain;
+    let is_named = |known: &Operation| known.to_string().replace('-', "") == plain;
     Operation::KNOWN.into_iter().find(is_named).filter(|known| !ambiguous.contains(known))
 }
 

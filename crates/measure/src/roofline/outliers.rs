@@ -74,7 +74,7 @@ pub struct SlowRank {
 impl fmt::Display for SlowRank {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rank, host, key, rate, ratio } = self;
-        let (rate, unit, percent) = (format_rate(*rate), key.unit.name(), ratio * 100.0);
+        let (rate, unit, percent) = (format_rate(*rate), key.unit, ratio * 100.0);
         write!(f, "slow: rank {rank} on {host}: {key}: {rate} {unit}, {percent:.0} % of the median")
     }
 }

@@ -21,9 +21,9 @@ pub fn table(rooflines: &[RankRoofline], outliers: &Outliers) -> Vec<String> {
         let ratio = group.map(|group| format!("{:.1} %", row.median / group.median * 100.0));
         let slow = group.is_some_and(|group| row.median < group.threshold);
         let mark = if slow { "<- slow" } else { "" }.to_owned();
-        let ([rate, best], unit) = ([row.median, row.best].map(format_rate), row.unit.name());
+        let ([rate, best], unit) = ([row.median, row.best].map(format_rate), row.unit);
         let mut cells = vec![rank.to_string(), host.clone(), row.label(), row.device.clone()];
-        cells.extend([rate, best, unit.to_owned(), ratio.unwrap_or_default(), mark]);
+        cells.extend([rate, best, unit.to_string(), ratio.unwrap_or_default(), mark]);
         cells
     };
     let rows: Vec<_> = rooflines.iter().map(row).collect();
@@ -53,10 +53,10 @@ pub fn notes(rooflines: &[RankRoofline]) -> Vec<String> {
     }
     let line = |(kind, note, some): (RooflineKind, &str, CpuSet)| {
         if ranks.get(&kind) == Some(&some) {
-            return format!("note: {}: {note}", kind.name());
+            return format!("note: {kind}: {note}");
         }
         let noun = if some.len() == 1 { "rank" } else { "ranks" };
-        format!("note: {}, {noun} {some}: {note}", kind.name())
+        format!("note: {kind}, {noun} {some}: {note}")
     };
     by_note.into_iter().map(line).collect()
 }

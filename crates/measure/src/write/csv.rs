@@ -39,7 +39,7 @@ fn collectives(result: &BenchResult) -> Vec<Vec<String>> {
     for (table, row) in rows {
         for place in BufferMode::ALL {
             let Some(measured) = place.measurement(row) else { continue };
-            let (label, program) = (result.label.clone(), result.program.name().to_owned());
+            let (label, program) = (result.label.clone(), result.program.to_string());
             let mut record = vec![label, program, known(&result.backend)];
             record.extend([result.shape.ranks, result.shape.nodes].map(|count| known(&count)));
             record.extend([table.operation.to_string(), known(&table.dtype), known(&table.redop)]);
@@ -60,9 +60,9 @@ fn collectives(result: &BenchResult) -> Vec<Vec<String>> {
 
 fn rooflines(result: &BenchResult) -> Vec<Vec<String>> {
     let record = |RankRoofline { rank, host, row }: &RankRoofline| {
-        let (label, kind) = (result.label.clone(), row.kind.name().to_owned());
+        let (label, kind) = (result.label.clone(), row.kind.to_string());
         let mut record = vec![label, rank.to_string(), host.clone(), kind, row.case.clone()];
-        record.extend([row.device.clone(), row.unit.name().to_owned()]);
+        record.extend([row.device.clone(), row.unit.to_string()]);
         record.extend([row.median, row.best, row.time_us].map(|value| value.to_string()));
         record.push(row.repetitions.to_string());
         record

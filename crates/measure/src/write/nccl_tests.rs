@@ -53,7 +53,7 @@ pub fn program_name(operation: &Operation) -> String {
         Operation::AllToAll => "alltoall_perf".to_owned(),
         Operation::AllToAllV => "alltoallv_perf".to_owned(),
         Operation::SendRecv => "sendrecv_perf".to_owned(),
-        other => format!("{}_perf", other.name().replace('-', "_")),
+        other => format!("{}_perf", other.to_string().replace('-', "_")),
     }
 }
 

@@ -1,13 +1,14 @@
 //! Benchmarked operations.
 
 use std::fmt;
-use std::str::FromStr;
 
+use serde::de::IntoDeserializer;
+use serde::de::value::{Error, StringDeserializer};
 use serde::{Deserialize, Serialize};
 
 /// A benchmarked operation.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(from = "String", into = "String")]
+#[serde(rename_all = "kebab-case")]
 pub enum Operation {
     /// All-reduce.
     AllReduce,
@@ -43,6 +44,7 @@ pub enum Operation {
     #[default]
     Unknown,
     /// Another operation, by name.
+    #[serde(untagged)]
     Other(String),
 }
 
@@ -65,58 +67,18 @@ impl Operation {
         Self::BiBandwidth,
         Self::Barrier,
     ];
-
-    /// Its name.
-    pub fn name(&self) -> &str {
-        match self {
-            Self::AllReduce => "all-reduce",
-            Self::AllGather => "all-gather",
-            Self::ReduceScatter => "reduce-scatter",
-            Self::Broadcast => "broadcast",
-            Self::Reduce => "reduce",
-            Self::AllToAll => "all-to-all",
-            Self::AllToAllV => "all-to-all-v",
-            Self::Gather => "gather",
-            Self::Scatter => "scatter",
-            Self::SendRecv => "send-recv",
-            Self::Hypercube => "hypercube",
-            Self::Latency => "latency",
-            Self::Bandwidth => "bandwidth",
-            Self::BiBandwidth => "bi-bandwidth",
-            Self::Barrier => "barrier",
-            Self::Unknown => "unknown",
-            Self::Other(name) => name,
-        }
-    }
 }
 
 impl From<String> for Operation {
     fn from(name: String) -> Self {
-        match Self::KNOWN.into_iter().find(|known| known.name() == name) {
-            Some(known) => known,
-            None if name == Self::Unknown.name() => Self::Unknown,
-            None => Self::Other(name),
-        }
-    }
-}
-
-impl FromStr for Operation {
-    type Err = std::convert::Infallible;
-
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        Ok(Self::from(name.to_owned()))
-    }
-}
-
-impl From<Operation> for String {
-    fn from(operation: Operation) -> Self {
-        operation.name().to_owned()
+        let name: StringDeserializer<Error> = name.into_deserializer();
+        Self::deserialize(name).unwrap_or_default()
     }
 }
 
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+        self.serialize(f)
     }
 }
 
@@ -127,10 +89,10 @@ mod tests {
     #[test]
     fn operations_parse_from_their_names() {
         for operation in Operation::KNOWN {
-            assert_eq!(Operation::from(operation.name().to_owned()), operation);
+            assert_eq!(Operation::from(operation.to_string()), operation);
         }
-        let other: Operation = "osu_put_bw".parse().unwrap();
+        let other = Operation::from("osu_put_bw".to_owned());
         assert_eq!(other, Operation::Other("osu_put_bw".to_owned()));
-        assert_eq!(Operation::from(Operation::default().name().to_owned()), Operation::Unknown);
+        assert_eq!(Operation::from(Operation::default().to_string()), Operation::Unknown);
     }
 }

@@ -1,5 +1,7 @@
 //! Node roofline: peak rates of a rank's compute devices, memory and file system.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// The resource measured.
@@ -15,20 +17,17 @@ pub enum RooflineKind {
     Disk,
 }
 
-impl RooflineKind {
-    /// Its name, which is also the name of the subcommand.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Gemm => "gemm",
-            Self::Copy => "copy",
-            Self::Disk => "disk",
-        }
+impl fmt::Display for RooflineKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
+}
 
+impl RooflineKind {
     /// Full label of a case. Cases of copies already name the operation.
     pub fn label(self, case: &str) -> String {
         match self {
-            Self::Gemm | Self::Disk => format!("{} {case}", self.name()),
+            Self::Gemm | Self::Disk => format!("{self} {case}"),
             Self::Copy => case.to_owned(),
         }
     }
@@ -49,14 +48,9 @@ pub enum RateUnit {
     FilesPerSecond,
 }
 
-impl RateUnit {
-    /// Its symbol.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Gflops => "GFLOP/s",
-            Self::GigabytesPerSecond => "GB/s",
-            Self::FilesPerSecond => "files/s",
-        }
+impl fmt::Display for RateUnit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
 

@@ -112,6 +112,6 @@ impl StepSeconds {
 
 /// Whether a field is left out.
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
-fn is_zero(seconds: &f64) -> bool {
+pub(crate) fn is_zero(seconds: &f64) -> bool {
     *seconds == 0.0
 }

@@ -7,7 +7,7 @@
 
 mod environment;
 mod event;
-mod metrics;
+pub(crate) mod metrics;
 mod record;
 mod run_id;
 

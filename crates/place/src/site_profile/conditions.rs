@@ -6,6 +6,7 @@ use regatta_model::{Gpu, GpuVendor, Machine};
 use serde::Deserialize;
 
 use super::{HardwareMatch, parse};
+use crate::environment::Framework;
 
 /// The job that conditions are evaluated for.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -28,15 +29,14 @@ pub struct JobContext {
     pub rccl: Option<String>,
     /// libfabric version, if known.
     pub libfabric: Option<String>,
-    /// NCCL or RCCL network plug-in.
-    pub plugin: PluginState,
-    /// Path of the plug-in, if it was found.
+    /// Path of the network plug-in of NCCL or RCCL. `None`: unknown, because that it was not found here
+    /// says nothing about the container or module that the job will load.
     pub plugin_path: Option<String>,
 }
 
 impl JobContext {
     /// The context of a job that uses all GPUs of nodes like this one.
-    pub fn of(machine: &Machine, nodes: u32, framework: Option<&str>) -> Self {
+    pub fn of(machine: &Machine, nodes: u32, framework: Framework) -> Self {
         let first = machine.gpus.first();
         let software = &machine.software;
         Self {
@@ -44,17 +44,11 @@ impl JobContext {
             gpus_per_node: machine.gpus.len() as u32,
             vendor: first.map(|gpu| gpu.vendor),
             gpu: first.map(|gpu| gpu_model(machine, gpu)),
-            framework: framework.map(str::to_owned),
+            framework: Some(framework.to_string()),
             rocm: software.rocm.clone(),
             nccl: software.nccl.clone(),
             rccl: software.rccl.clone(),
             libfabric: software.libfabric.clone(),
-            // That no plug-in was found here says nothing about the container or module that the
-            // job will load.
-            plugin: match &software.net_plugin {
-                Some(_) => PluginState::Present { version: None },
-                None => PluginState::Unknown,
-            },
             plugin_path: software.net_plugin.clone(),
         }
     }
@@ -68,19 +62,6 @@ impl JobContext {
         }
         self
     }
-}
-
-/// State of the network plug-in.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the variants explain the fields")]
-pub enum PluginState {
-    /// Unknown.
-    #[default]
-    Unknown,
-    /// Not installed.
-    Absent,
-    /// Installed, with its version if known.
-    Present { version: Option<String> },
 }
 
 /// A condition on the network plug-in.
@@ -147,7 +128,7 @@ impl Conditions {
             && version(&self.nccl, &job.nccl)
             && version(&self.rccl, &job.rccl)
             && version(&self.libfabric, &job.libfabric)
-            && self.plugin.as_ref().is_none_or(|plugin| self.plugin_matches(plugin, &job.plugin))
+            && self.plugin.as_ref().is_none_or(|plugin| self.plugin_matches(plugin, job))
     }
 
     fn version_matches(&self, constraint: &Constraint, text: &Option<String>) -> bool {
@@ -155,15 +136,12 @@ impl Conditions {
         version.map_or(self.assume_unknown, |version| constraint.matches(&version))
     }
 
-    fn plugin_matches(&self, condition: &PluginCondition, state: &PluginState) -> bool {
-        match (condition, state) {
-            (_, PluginState::Unknown) => self.assume_unknown,
-            (PluginCondition::Installed(expected), state) => {
-                *expected == matches!(state, PluginState::Present { .. })
-            }
-            (PluginCondition::Version(_), PluginState::Absent) => false,
-            (PluginCondition::Version(constraint), PluginState::Present { version }) => {
-                self.version_matches(constraint, version)
+    /// The version of a plug-in is never known.
+    fn plugin_matches(&self, condition: &PluginCondition, job: &JobContext) -> bool {
+        match (condition, &job.plugin_path) {
+            (PluginCondition::Installed(expected), Some(_)) => *expected,
+            (PluginCondition::Installed(_), None) | (PluginCondition::Version(_), _) => {
+                self.assume_unknown
             }
         }
     }
@@ -304,15 +282,13 @@ mod tests {
 
     #[test]
     fn plugin_conditions_are_evaluated() {
-        let present =
-            |version: Option<&str>| PluginState::Present { version: version.map(str::to_owned) };
-        let (new, old) = (present(Some("1.19.2")), present(Some("1.4.0")));
-        let contexts = [PluginState::Unknown, PluginState::Absent, present(None), new, old]
-            .map(|plugin| JobContext { plugin, ..JobContext::default() });
+        let contexts = [None, Some("/opt/librccl-net.so".to_owned())]
+            .map(|plugin_path| JobContext { plugin_path, ..JobContext::default() });
         let met = |text: &str| contexts.each_ref().map(|context| when(text).are_met(context));
-        assert_eq!(met("plugin = true"), [false, false, true, true, true]);
-        assert_eq!(met("plugin = false"), [false, true, false, false, false]);
-        assert_eq!(met("plugin = '>=1.9'"), [false, false, false, true, false]);
+        assert_eq!(met("plugin = true"), [false, true]);
+        assert_eq!(met("plugin = false"), [false, false]);
+        assert_eq!(met("plugin = '>=1.9'"), [false, false]);
+        assert_eq!(met("plugin = '>=1.9'\nassume_unknown = true"), [true, true]);
     }
 
     #[test]

@@ -52,7 +52,7 @@ use regatta_model::{GpuVendor, NicKind, ReservedCores, SmtPolicy};
 use serde::{Deserialize, Serialize};
 
 use crate::batch::BatchSettings;
-pub use conditions::{Conditions, Constraint, JobContext, PluginCondition, PluginState, Version};
+pub use conditions::{Conditions, Constraint, JobContext, PluginCondition, Version};
 pub use detect::{ProfileMatch, SiteEvidence};
 pub use registry::Profiles;
 
@@ -90,7 +90,7 @@ pub struct Profile {
     /// The settings with their conditions. Of several for one variable the first whose conditions
     /// are met applies.
     #[serde(default, rename = "set")]
-    pub rules: Vec<SettingRule>,
+    pub rules: Vec<SiteSetting>,
 }
 
 /// How a site is detected. Host names do not identify a site: many Cray systems have a `nid001000`.
@@ -194,9 +194,9 @@ fn expand(text: &str, env: &BTreeMap<String, String>) -> Option<String> {
 }
 
 /// A setting and its conditions.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(try_from = "parse::RawSettingRule")]
-pub struct SettingRule {
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "parse::RawSetting")]
+pub struct SiteSetting {
     /// The environment variable.
     pub variable: String,
     /// Value; `None`: unset.
@@ -204,8 +204,10 @@ pub struct SettingRule {
     /// The reason, one sentence.
     pub why: String,
     /// Its conditions.
+    #[serde(skip_serializing)]
     pub when: Conditions,
     /// Launcher options without which it has no effect.
+    #[serde(skip_serializing)]
     pub requires: RequiredOptions,
     /// The profile that defines it.
     pub profile: String,
@@ -225,7 +227,7 @@ pub struct RequiredOptions {
 /// Value of a setting that is the path of the network plug-in.
 const PLUGIN_PATH: &str = "{plugin}";
 
-impl SettingRule {
+impl SiteSetting {
     /// The value in a context, in which `{plugin}` is the path of the network plug-in; `None` if
     /// that is unknown.
     fn value_in(&self, context: &JobContext) -> Option<Option<String>> {
@@ -234,22 +236,6 @@ impl SettingRule {
             _ => Some(self.value.clone()),
         }
     }
-}
-
-/// A setting that applies.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct SiteSetting {
-    /// The environment variable.
-    pub variable: String,
-    /// Value; `None`: unset.
-    pub value: Option<String>,
-    /// The reason, one sentence.
-    pub why: String,
-    /// Launcher options without which it has no effect.
-    #[serde(skip)]
-    pub requires: RequiredOptions,
-    /// The profile that defines it.
-    pub profile: String,
 }
 
 impl Profile {
@@ -265,8 +251,7 @@ impl Profile {
         for rule in self.rules.iter().filter(|rule| rule.when.are_met(context)) {
             let Some(value) = rule.value_in(context) else { continue };
             if !settings.iter().any(|s| s.variable == rule.variable) {
-                let SettingRule { variable, why, requires, profile, .. } = rule.clone();
-                settings.push(SiteSetting { variable, value, why, requires, profile });
+                settings.push(SiteSetting { value, ..rule.clone() });
             }
         }
         settings

@@ -12,7 +12,7 @@ use serde::de::{
 };
 
 use super::conditions::{Conditions, Constraint, PluginCondition};
-use super::{Profile, ProfileError, RequiredOptions, SettingRule};
+use super::{Profile, ProfileError, RequiredOptions, SiteSetting};
 use regatta_model::suggest::did_you_mean;
 
 /// A file with several profiles.
@@ -77,7 +77,7 @@ fn rewrite_message(message: &str) -> String {
 /// A setting as written.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct RawSettingRule {
+pub(super) struct RawSetting {
     variable: String,
     #[serde(default)]
     value: Option<Scalar>,
@@ -90,11 +90,11 @@ pub(super) struct RawSettingRule {
     requires: RequiredOptions,
 }
 
-impl TryFrom<RawSettingRule> for SettingRule {
+impl TryFrom<RawSetting> for SiteSetting {
     type Error = String;
 
-    fn try_from(raw: RawSettingRule) -> Result<Self, String> {
-        let RawSettingRule { variable, value, unset, why, when, requires } = raw;
+    fn try_from(raw: RawSetting) -> Result<Self, String> {
+        let RawSetting { variable, value, unset, why, when, requires } = raw;
         let is_valid = |c: char| c.is_ascii_alphanumeric() || c == '_';
         let starts_with_digit = variable.starts_with(|c: char| c.is_ascii_digit());
         if variable.is_empty() || starts_with_digit || !variable.chars().all(is_valid) {
@@ -116,7 +116,7 @@ impl TryFrom<RawSettingRule> for SettingRule {
                 "{variable} requires {option:?}, which is not an option: --name=value"
             ));
         }
-        Ok(SettingRule { variable, value, why, when, requires, profile: String::new() })
+        Ok(SiteSetting { variable, value, why, when, requires, profile: String::new() })
     }
 }
 

@@ -1,6 +1,6 @@
 //! The profile registry: built-in profiles, and the user's on top of them.
 
-use super::{Profile, ProfileError, SettingRule, parse};
+use super::{Profile, ProfileError, SiteSetting, parse};
 use crate::batch;
 use regatta_model::suggest::did_you_mean;
 
@@ -132,14 +132,14 @@ fn inherit(file: &str, base: &Profile, own: &Profile) -> Result<Profile> {
 
 /// The base's rules in order, with all rules of a variable replaced if `own` has any for it, then
 /// the variables that only `own` has.
-fn inherit_rules(base: &Profile, own: &Profile) -> Vec<SettingRule> {
-    let of = |variable: &str| -> Vec<SettingRule> {
+fn inherit_rules(base: &Profile, own: &Profile) -> Vec<SiteSetting> {
+    let of = |variable: &str| -> Vec<SiteSetting> {
         own.rules.iter().filter(|r| r.variable == variable).cloned().collect()
     };
-    let has = |rules: &[SettingRule], rule: &SettingRule| {
+    let has = |rules: &[SiteSetting], rule: &SiteSetting| {
         rules.iter().any(|r| r.variable == rule.variable)
     };
-    let mut rules: Vec<SettingRule> = Vec::new();
+    let mut rules: Vec<SiteSetting> = Vec::new();
     let inherited = base.rules.iter().filter(|r| !own.without.contains(&r.variable));
     for rule in inherited.chain(&own.rules) {
         match (has(&own.rules, rule), has(&rules, rule)) {

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use regatta_launch::job_host::JobHost;
 use regatta_launch::signal_catcher::SignalCatcher;
 use regatta_measure::collectives::BenchProgress as BarProgress;
 use regatta_model::document;

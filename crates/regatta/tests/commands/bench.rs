@@ -27,7 +27,7 @@ fn printed_rows(result: &BenchResult) -> Vec<(String, u64, Vec<Option<String>>)>
         for row in &table.rows {
             let both = [&row.out_of_place, &row.in_place].into_iter().flatten();
             let both = both.flat_map(values).collect();
-            all.push((table.operation.name().to_owned(), row.size_bytes, both));
+            all.push((table.operation.to_string(), row.size_bytes, both));
         }
     }
     all

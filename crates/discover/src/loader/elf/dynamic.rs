@@ -1,19 +1,13 @@
 //! The dynamic section of a shared library: the libraries that it needs and where they are looked for.
 
-use super::super::string_at;
-use super::{Elf, ElfError};
+use object::LittleEndian;
+use object::elf::{DT_NEEDED, DT_RPATH, DT_RUNPATH, DT_SONAME};
+use object::read::elf::SectionTable;
 
-/// Type of the dynamic section.
-const SHT_DYNAMIC: u32 = 6;
-/// Type of the section with required symbol versions.
-const SHT_GNU_VERNEED: u32 = 0x6fff_fffe;
-const ENTRY_LEN: usize = 16;
-const DT_NEEDED: u64 = 1;
-const DT_SONAME: u64 = 14;
-const DT_RPATH: u64 = 15;
-const DT_RUNPATH: u64 = 29;
-/// Bound for damaged files, whose lists may be long.
-const MAX_VERSIONS: usize = 10_000;
+use super::{ElfError, Header, text};
+
+/// Bound of the needed libraries, and of the versions of each, for damaged files, whose lists may be long.
+const MAX_VERSIONS: usize = 1000;
 
 /// What a library needs from the dynamic loader.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -30,17 +24,15 @@ pub struct Dynamic<'a> {
     pub glibc: Option<(u32, u32)>,
 }
 
-pub(super) fn read<'a>(elf: &Elf<'a>) -> Result<Dynamic<'a>, ElfError> {
-    let mut found = Dynamic { glibc: required_glibc(elf)?, ..Dynamic::default() };
-    let Some((section, strings)) = elf.find_section(SHT_DYNAMIC)? else { return Ok(found) };
-    for entry in elf.bytes(section.offset, section.size)?.chunks_exact(ENTRY_LEN) {
-        let Some((tag, value)) = entry.split_first_chunk::<8>() else { break };
-        let (tag, offset) = (u64::from_le_bytes(*tag), value.first_chunk().copied());
-        if tag == 0 {
-            break;
-        }
-        let text = string_at(strings, u64::from_le_bytes(offset.unwrap_or_default()));
-        match tag {
+pub(super) fn read<'a>(
+    sections: &SectionTable<'a, Header>,
+    file: &'a [u8],
+) -> Result<Dynamic<'a>, ElfError> {
+    let mut found = Dynamic { glibc: required_glibc(sections, file)?, ..Dynamic::default() };
+    let table = sections.dynamic_table(LittleEndian, file)?;
+    for entry in &table {
+        let text = table.string(entry).ok().and_then(text);
+        match entry.tag {
             DT_NEEDED => found.needed.extend(text),
             DT_SONAME => found.soname = text,
             DT_RPATH => found.rpath = text,
@@ -52,28 +44,20 @@ pub(super) fn read<'a>(elf: &Elf<'a>) -> Result<Dynamic<'a>, ElfError> {
 }
 
 /// The newest `GLIBC_x.y` among the required symbol versions.
-fn required_glibc(elf: &Elf<'_>) -> Result<Option<(u32, u32)>, ElfError> {
-    let Some((section, strings)) = elf.find_section(SHT_GNU_VERNEED)? else { return Ok(None) };
-    let table = Elf(elf.bytes(section.offset, section.size)?);
-    let (mut newest, mut file, mut budget) = (None, 0u64, MAX_VERSIONS);
-    loop {
-        let (count, next) = (table.u16(file + 2)?, table.u32(file + 12)?);
-        let mut version = file + u64::from(table.u32(file + 8)?);
-        for _ in 0..count {
-            budget = budget.checked_sub(1).ok_or(ElfError::Damaged)?;
-            let name = string_at(strings, u64::from(table.u32(version + 8)?));
+fn required_glibc(
+    sections: &SectionTable<'_, Header>,
+    file: &[u8],
+) -> Result<Option<(u32, u32)>, ElfError> {
+    let Some((needs, link)) = sections.gnu_verneed(LittleEndian, file)? else { return Ok(None) };
+    let strings = sections.strings(LittleEndian, file, link)?;
+    let mut newest = None;
+    for need in needs.take(MAX_VERSIONS) {
+        for version in need?.1.take(MAX_VERSIONS) {
+            let name = version?.name(LittleEndian, strings).ok().and_then(text);
             newest = newest.max(name.and_then(glibc_version));
-            match table.u32(version + 12)? {
-                0 => break,
-                next => version += u64::from(next),
-            }
-        }
-        budget = budget.checked_sub(1).ok_or(ElfError::Damaged)?;
-        match next {
-            0 => return Ok(newest),
-            next => file += u64::from(next),
         }
     }
+    Ok(newest)
 }
 
 fn glibc_version(name: &str) -> Option<(u32, u32)> {
@@ -90,10 +74,10 @@ mod tests {
     #[test]
     fn needed_libraries_and_search_paths_are_read() {
         let entries = [
-            (DT_NEEDED, "libfabric.so.1"),
-            (DT_NEEDED, "libc.so.6"),
-            (DT_SONAME, "libnccl-net.so"),
-            (DT_RUNPATH, "$ORIGIN/../lib"),
+            (DT_NEEDED.0 as u64, "libfabric.so.1"),
+            (DT_NEEDED.0 as u64, "libc.so.6"),
+            (DT_SONAME.0 as u64, "libnccl-net.so"),
+            (DT_RUNPATH.0 as u64, "$ORIGIN/../lib"),
         ];
         let file = library_with(&[("a", true)], &entries);
         let found = dynamic(&file).unwrap();

@@ -6,7 +6,10 @@ pub(super) mod testing;
 
 pub use dynamic::Dynamic;
 
-use super::string_at;
+use object::LittleEndian;
+use object::elf::{ELFMAG, FileHeader64, SHT_DYNSYM};
+use object::read::StringTable;
+use object::read::elf::{FileHeader, SectionTable, Sym};
 
 /// Why the symbols of a file cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -25,22 +28,31 @@ pub enum ElfError {
     NoSymbols,
 }
 
-/// Type of the section with dynamic symbols.
-const SHT_DYNSYM: u32 = 11;
-const SECTION_HEADER_LEN: u64 = 64;
-const SYMBOL_LEN: u64 = 24;
+impl From<object::read::Error> for ElfError {
+    fn from(_: object::read::Error) -> Self {
+        Self::Damaged
+    }
+}
+
+type Header = FileHeader64<LittleEndian>;
 
 /// The names of all symbols that a 64-bit shared library defines and exports. Names that are not
 /// UTF-8 are left out.
 pub fn exported_symbols(file: &[u8]) -> Result<Vec<&str>, ElfError> {
-    let elf = Elf::new(file)?;
-    let (section, strings) = elf.find_section(SHT_DYNSYM)?.ok_or(ElfError::NoSymbols)?;
-    elf.names(&section, strings)
+    let symbols = sections(file)?.symbols(LittleEndian, file, SHT_DYNSYM)?;
+    if symbols.is_empty() {
+        return Err(ElfError::NoSymbols);
+    }
+    let defined = symbols.iter().filter(|symbol| !symbol.is_undefined(LittleEndian));
+    let name = |symbol: &<Header as FileHeader>::Sym| {
+        text(symbol.name(LittleEndian, symbols.strings()).ok()?)
+    };
+    Ok(defined.filter_map(name).collect())
 }
 
 /// The processor architecture of a 64-bit library, `EM_*`.
 pub fn machine(file: &[u8]) -> Result<u16, ElfError> {
-    Elf::new(file)?.u16(0x12)
+    Ok(header(file)?.e_machine(LittleEndian).0)
 }
 
 /// The name of an architecture as in `uname -m`.
@@ -56,91 +68,26 @@ pub fn machine_name(machine: u16) -> String {
 
 /// What a library needs from the dynamic loader.
 pub fn dynamic(file: &[u8]) -> Result<Dynamic<'_>, ElfError> {
-    dynamic::read(&Elf::new(file)?)
+    dynamic::read(&sections(file)?, file)
 }
 
-struct Section {
-    kind: u32,
-    link: u32,
-    offset: u64,
-    size: u64,
+fn header(file: &[u8]) -> Result<&Header, ElfError> {
+    match file.get(4..6) {
+        _ if !file.starts_with(&ELFMAG) => Err(ElfError::NotElf),
+        Some([2, 1]) => Ok(Header::parse(file)?),
+        _ => Err(ElfError::OtherClass),
+    }
 }
 
-struct Elf<'a>(&'a [u8]);
+/// The sections, whose names are not needed.
+fn sections(file: &[u8]) -> Result<SectionTable<'_, Header>, ElfError> {
+    let headers = header(file)?.section_headers(LittleEndian, file)?;
+    Ok(SectionTable::new(headers, StringTable::default()))
+}
 
-impl<'a> Elf<'a> {
-    fn new(file: &'a [u8]) -> Result<Self, ElfError> {
-        if file.get(..4) != Some(b"\x7fELF") {
-            return Err(ElfError::NotElf);
-        }
-        match file.get(4..6) {
-            Some([2, 1]) => Ok(Self(file)),
-            _ => Err(ElfError::OtherClass),
-        }
-    }
-
-    /// The first section of a type, and the string table that it refers to.
-    fn find_section(&self, kind: u32) -> Result<Option<(Section, &'a [u8])>, ElfError> {
-        let (table, count) = (self.u64(0x28)?, self.u16(0x3c)?);
-        for index in 0..u64::from(count) {
-            let section = self.section(table, index)?;
-            if section.kind == kind {
-                let strings = self.section(table, u64::from(section.link))?;
-                return Ok(Some((section, self.bytes(strings.offset, strings.size)?)));
-            }
-        }
-        Ok(None)
-    }
-
-    fn bytes(&self, offset: u64, len: u64) -> Result<&'a [u8], ElfError> {
-        let range = || {
-            let end = offset.checked_add(len)?;
-            self.0.get(usize::try_from(offset).ok()?..usize::try_from(end).ok()?)
-        };
-        range().ok_or(ElfError::Damaged)
-    }
-
-    fn array<const N: usize>(&self, offset: u64) -> Result<[u8; N], ElfError> {
-        self.bytes(offset, N as u64)?.try_into().map_err(|_| ElfError::Damaged)
-    }
-
-    fn u16(&self, offset: u64) -> Result<u16, ElfError> {
-        self.array(offset).map(u16::from_le_bytes)
-    }
-
-    fn u32(&self, offset: u64) -> Result<u32, ElfError> {
-        self.array(offset).map(u32::from_le_bytes)
-    }
-
-    fn u64(&self, offset: u64) -> Result<u64, ElfError> {
-        self.array(offset).map(u64::from_le_bytes)
-    }
-
-    fn section(&self, table: u64, index: u64) -> Result<Section, ElfError> {
-        let at = index.checked_mul(SECTION_HEADER_LEN).and_then(|o| table.checked_add(o));
-        let at = at.ok_or(ElfError::Damaged)?;
-        // The whole header is in the file, so that offsets below do not overflow.
-        self.bytes(at, SECTION_HEADER_LEN)?;
-        Ok(Section {
-            kind: self.u32(at + 4)?,
-            link: self.u32(at + 0x28)?,
-            offset: self.u64(at + 0x18)?,
-            size: self.u64(at + 0x20)?,
-        })
-    }
-
-    fn names(&self, symbols: &Section, strings: &'a [u8]) -> Result<Vec<&'a str>, ElfError> {
-        let symbols = self.bytes(symbols.offset, symbols.size)?;
-        let name = |symbol: &[u8]| {
-            let (name, section) = (symbol.first_chunk::<4>()?, symbol.get(6..8)?);
-            // Section 0: the symbol is needed, not defined.
-            if section == [0, 0] {
-                return None;
-            }
-            string_at(strings, u64::from(u32::from_le_bytes(*name)))
-        };
-        Ok(symbols.chunks_exact(SYMBOL_LEN as usize).filter_map(name).collect())
-    }
+/// A string of a string table; `None` if it is empty or not UTF-8.
+fn text(bytes: &[u8]) -> Option<&str> {
+    std::str::from_utf8(bytes).ok().filter(|text| !text.is_empty())
 }
 
 #[cfg(test)]

@@ -46,6 +46,7 @@ pub(crate) fn library_with(symbols: &[(&str, bool)], entries: &[(u64, &str)]) ->
     file.extend(header(3, 0, 64 + table.len() as u64, strings.len()));
     file.extend(header(6, 2, dynamic_offset, dynamic.len()));
     file[0x28..0x30].copy_from_slice(&sections.to_le_bytes());
+    file[0x3a] = 64;
     file[0x3c] = 4;
     file
 }

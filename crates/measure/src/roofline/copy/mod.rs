@@ -76,7 +76,7 @@ mod tests {
         assert_eq!(names, cases.map(kernels).concat());
         let notes = [&rows[4].notes[0], &rows[5].notes[0]];
         assert!(notes[0].contains("once") && notes[1].contains("three"), "{notes:?}");
-        assert!(rows.iter().all(|row| row.best > 0.0 && row.unit.name() == "GB/s"));
+        assert!(rows.iter().all(|row| row.best > 0.0 && row.unit == RateUnit::GigabytesPerSecond));
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! Unauthenticated connections to the launcher's port: rejected, reported once, without effect.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use regatta_launch::agents::bootstrap_document::{BootstrapDocument, BootstrapParams, JobTimeouts};
+use regatta_launch::agents::bootstrap_document::{BootstrapDocument, JobTimeouts, VERSION};
 use regatta_testbed::{Cluster, cluster_or_skip, run, run_meanwhile, run_within};
 use regatta_wire::secret::Secret;
 
@@ -89,16 +89,17 @@ fn connect_unauthenticated(cluster: &Cluster, folder: &Path) {
 fn foreign_agent(cluster: &Cluster, folder: &Path, port: u16) {
     let second = Duration::from_secs(1);
     let login: IpAddr = "10.77.0.254".parse().unwrap();
-    let boot = BootstrapDocument::new(BootstrapParams {
-        run: "other",
-        secret: &Secret::generate().unwrap(),
-        hosts: &["node4".to_owned()],
+    let boot = BootstrapDocument {
+        version: VERSION,
+        run: "other".to_owned(),
+        secret: Secret::generate().unwrap().to_hex(),
+        hosts: "node4".to_owned(),
         fan_out: 2,
         timeouts: JobTimeouts { grace: second, join: second, lost_after: second },
         root: vec![SocketAddr::new(login, port)],
         ports: vec![],
-        marker: PathBuf::from("/nowhere"),
-    });
+        marker: "/nowhere".into(),
+    };
     let file = folder.join("foreign");
     std::fs::write(&file, boot.to_text().unwrap()).unwrap();
     run(cluster.on("node4", REGATTA, ["agent", "--boot"]).unwrap().arg(&file)).unwrap();

@@ -72,7 +72,7 @@ pub fn run(
 
 /// The collectives that NCCL's tuner is asked for.
 fn functions(operations: &[Operation]) -> Result<Vec<Function>> {
-    let known = |operation: &Operation| Function::from_name(operation.name());
+    let known = |operation: &Operation| Function::from_name(&operation.to_string());
     let functions: Vec<Function> = operations.iter().filter_map(known).collect();
     if functions.is_empty() {
         bail!(

@@ -96,7 +96,7 @@ fn times(result: &BenchResult, candidate: Option<&Candidate>, round: u32) -> Vec
     let choice = candidate.map(|candidate| candidate.choice);
     let mut all = Vec::new();
     for table in &result.tables {
-        let Some(function) = Function::from_name(table.operation.name()) else { continue };
+        let Some(function) = Function::from_name(&table.operation.to_string()) else { continue };
         // Without its own environment, a collective has NCCL's default.
         if candidate.is_some_and(|candidate| !candidate.functions.contains(&function)) {
             continue;
