@@ -21,7 +21,7 @@ use crate::subprocess::memory_file;
 /// Maximum number of concurrent logins: an sshd refuses more from one host, and each uses a CPU for
 /// encryption.
 const MAX_LOGINS: usize = 64;
-/// After this time a login no longer counts towards [`MAX_LOGINS`].
+/// After this time a login no longer counts towards `MAX_LOGINS`.
 pub const LOGIN_TIMEOUT: Duration = Duration::from_secs(3);
 /// Poll interval while launchers are waiting or shutting down, and otherwise.
 const BUSY_POLL: Duration = Duration::from_millis(20);

@@ -9,22 +9,39 @@ use regatta_kernels_cuda::CudaDevice;
 use regatta_kernels_cuda::fake::FakeDevice;
 use regatta_testbed::all_cases;
 
-/// Half as many in the tests as in `cargo xtask accept conformance`.
-fn cases(count: u32) -> u32 {
-    if all_cases() { count } else { count / 2 }
-}
-
 /// Runs the suite on devices that `configure` changes. They must free all of their memory.
 fn check(fake: &FakeDevice, tolerances: Tolerances, configure: fn(CudaDevice) -> CudaDevice) {
+    run(fake, tolerances, configure, |suite| suite.checks());
+}
+
+/// Like [`check`], but without fixed shapes, which take longest, unless in `cargo xtask accept conformance`.
+fn check_variant(
+    fake: &FakeDevice,
+    tolerances: Tolerances,
+    configure: fn(CudaDevice) -> CudaDevice,
+) {
+    run(fake, tolerances, configure, variant_checks);
+}
+
+fn variant_checks<'a>(suite: &Suite<'a>) -> Vec<Check<'a>> {
+    if all_cases() { suite.checks() } else { suite.random_operations() }
+}
+
+fn run(
+    fake: &FakeDevice,
+    tolerances: Tolerances,
+    configure: fn(CudaDevice) -> CudaDevice,
+    select: for<'a> fn(&Suite<'a>) -> Vec<Check<'a>>,
+) {
     let probes = RefCell::new(Vec::new());
     let make_device = || -> Box<dyn Device> {
         let (device, probe) = fake.clone().open_with_probe().unwrap();
         probes.borrow_mut().push(probe);
         Box::new(configure(device))
     };
-    let suite = Suite { make_device: &make_device, tolerances, cases: cases(12), max: 24, seed: 1 };
+    let suite = Suite { make_device: &make_device, tolerances, cases: 12, max: 24, seed: 1 };
     let wanted = std::env::var("REGATTA_CONFORMANCE").unwrap_or_default();
-    let checks = suite.checks().into_iter().filter(|check| check.name.contains(&wanted));
+    let checks = select(&suite).into_iter().filter(|check| check.name.contains(&wanted));
     if let Err(failures) = run_checks(checks) {
         panic!("{} failures:\n{failures}", failures.lines().count());
     }
@@ -40,7 +57,7 @@ fn bf16() -> FakeDevice {
 fn fake_amd_gpu_matches_the_reference() {
     check(&FakeDevice::amd(Precision::Bf16), Tolerances::BF16, |device| device);
     let deterministic = FakeDevice::amd(Precision::Bf16).without_epilogues().without_mixed_gemms();
-    check(&deterministic, Tolerances::BF16, CudaDevice::deterministic_results);
+    check_variant(&deterministic, Tolerances::BF16, CudaDevice::deterministic_results);
 }
 
 #[test]
@@ -55,12 +72,12 @@ fn fake_gpu_matches_the_reference_in_bf16() {
 
 #[test]
 fn deterministic_kernels_match_the_reference() {
-    check(&bf16(), Tolerances::BF16, CudaDevice::deterministic_results);
+    check_variant(&bf16(), Tolerances::BF16, CudaDevice::deterministic_results);
 }
 
 #[test]
 fn separate_bias_and_gelu_match_the_reference() {
-    check(&bf16().without_epilogues(), Tolerances::BF16, |device| device);
+    check_variant(&bf16().without_epilogues(), Tolerances::BF16, |device| device);
 }
 
 /// Dtypes of the residual stream and of its gradient that are not the default.
@@ -80,11 +97,11 @@ fn dtypes_of_the_residual_stream_and_its_gradient_match_the_reference() {
             };
             let tolerances = Tolerances::BF16;
             let suite =
-                Suite { make_device: &make_device, tolerances, cases: cases(12), max: 24, seed: 1 };
+                Suite { make_device: &make_device, tolerances, cases: 12, max: 24, seed: 1 };
             let is_residual = |check: &Check<'_>| {
                 ["norm", "embedding", "dropout"].iter().any(|name| check.name.contains(name))
             };
-            run_checks(suite.checks().into_iter().filter(is_residual)).unwrap();
+            run_checks(variant_checks(&suite).into_iter().filter(is_residual)).unwrap();
         }
     }
 }
@@ -92,8 +109,8 @@ fn dtypes_of_the_residual_stream_and_its_gradient_match_the_reference() {
 /// No kernel may use vectors.
 #[test]
 fn unaligned_tensors_match_the_reference() {
-    check(&FakeDevice::new(Precision::F32).unaligned(), Tolerances::F32, |device| device);
-    check(&bf16().unaligned(), Tolerances::BF16, CudaDevice::deterministic_results);
+    check_variant(&FakeDevice::new(Precision::F32).unaligned(), Tolerances::F32, |device| device);
+    check_variant(&bf16().unaligned(), Tolerances::BF16, CudaDevice::deterministic_results);
 }
 
 #[test]
@@ -104,8 +121,7 @@ fn fp8_gemms_match_the_reference() {
             Box::new(device.with_fp8(Fp8::All).unwrap())
         };
         let tolerances = Tolerances::BF16;
-        let suite =
-            Suite { make_device: &make_device, tolerances, cases: cases(6), max: 24, seed: 1 };
+        let suite = Suite { make_device: &make_device, tolerances, cases: 6, max: 24, seed: 1 };
         // Long rows take minutes on the host.
         let checks = suite.fp8().into_iter().filter(|check| check.name.starts_with("random"));
         run_checks(checks).unwrap();
