@@ -161,7 +161,7 @@ pub fn setup(
         gemm_flops_per_second: 0.0,
         device: device.into_device(),
         run: run_id(),
-        require_checkpoint: task.require_checkpoint(),
+        require_checkpoint: task.resume,
         config,
         comm,
         dataset,
