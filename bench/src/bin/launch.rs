@@ -18,49 +18,37 @@ const ROUNDS: usize = 60;
 const TORCHRUN_EVERY: usize = 10;
 const TORCHRUN: &str = "REGATTA_BENCH_TORCHRUN";
 
-/// Another launcher and its command for two ranks.
-struct Peer {
-    name: &'static str,
-    every: usize,
-    command: Command,
-}
-
 fn main() -> Result<()> {
     let (regatta, dir) = (regatta_binary()?, TempDir::new()?);
-    let (mut peers, missing) = peers();
     let run_dir = dir.path().join("run");
     let ours = Box::new(|| time_regatta(&regatta, &run_dir));
     let mut contenders = vec![Contender { every: 1, work: ours }];
-    for peer in &mut peers {
-        let (every, command) = (peer.every, &mut peer.command);
-        contenders.push(Contender { every, work: Box::new(move || time(command)) });
+    let (mut names, mut missing) = (Vec::new(), Vec::new());
+    for (name, every, command) in peers() {
+        let Some(mut command) = command else {
+            missing.push(name);
+            continue;
+        };
+        names.push(name);
+        contenders.push(Contender { every, work: Box::new(move || time(&mut command)) });
     }
     // A warm-up round, so that all files are in the page cache.
     interleave(&mut contenders, 1)?;
     let times = interleave(&mut contenders, ROUNDS)?;
-    drop(contenders);
     let (ours, theirs) = times.split_first().context("no runs")?;
-    let named: Vec<_> = peers.iter().map(|p| p.name).zip(theirs.iter().copied()).collect();
+    let named: Vec<_> = names.into_iter().zip(theirs.iter().copied()).collect();
     report("launch two ranks", *ours, &named)?;
     missing.iter().for_each(|name| println!("  not installed: {name}"));
     Ok(())
 }
 
-/// The installed launchers, and the names of the others.
-fn peers() -> (Vec<Peer>, Vec<&'static str>) {
-    let all = [
+/// Other launchers, each with the rounds between its runs and, if it is installed, its command for two ranks.
+fn peers() -> [(&'static str, usize, Option<Command>); 3] {
+    [
         ("mpiexec.hydra", 1, installed("mpiexec.hydra").map(|p| command(p, &["-n", "2", "true"]))),
         ("Open MPI mpirun", 1, open_mpi()),
         ("torchrun", TORCHRUN_EVERY, torchrun()),
-    ];
-    let (mut peers, mut missing) = (Vec::new(), Vec::new());
-    for (name, every, command) in all {
-        match command {
-            Some(command) => peers.push(Peer { name, every, command }),
-            None => missing.push(name),
-        }
-    }
-    (peers, missing)
+    ]
 }
 
 /// `mpirun` may belong to another MPI, so its version is checked.

@@ -47,6 +47,17 @@ pub enum Vendor {
     Amd,
 }
 
+impl Vendor {
+    /// All vendors, in the order of preference.
+    pub const ALL: [Self; 2] = [Self::Nvidia, Self::Amd];
+
+    /// Whether the kernel driver of the vendor's GPUs is loaded.
+    pub fn has_kernel_driver(self) -> bool {
+        let device = if self == Self::Nvidia { "/dev/nvidiactl" } else { "/dev/kfd" };
+        std::path::Path::new(device).exists()
+    }
+}
+
 /// A library or symbol that could not be loaded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {why}; {hint}")]

@@ -23,6 +23,7 @@ pub mod net_plugin;
 mod network;
 
 pub mod communicator;
+pub mod gather;
 pub mod gpu_runtime;
 pub mod hierarchical;
 pub mod nccl;

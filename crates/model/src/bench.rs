@@ -199,12 +199,15 @@ pub struct BenchDevice {
     /// Process ID.
     pub pid: u64,
     /// Host name.
+    #[serde(alias = "hostname")]
     pub host: String,
     /// Device index on the node.
     pub device: u32,
     /// PCI bus ID: `0000:07:00`.
+    #[serde(alias = "device_hex")]
     pub bus: String,
     /// Device model.
+    #[serde(alias = "device_info")]
     pub name: String,
 }
 

@@ -75,18 +75,8 @@ impl Peer {
 
 /// The model for the script.
 fn about(case: &Case) -> Value {
-    let shape = &case.shape;
-    json!({
-        "vocab_size": shape.vocab_size,
-        "seq_len": shape.seq_len,
-        "num_layers": shape.num_layers,
-        "num_heads": shape.num_heads,
-        "num_kv_heads": shape.num_kv_heads,
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size,
-        "norm_eps": shape.norm_eps,
-        "rope_theta": shape.rope_theta,
-        "gated": shape.family == Family::Llama,
-        "batch": case.batch,
-    })
+    let mut about = json!(case.shape);
+    about["gated"] = json!(case.shape.family == Family::Llama);
+    about["batch"] = json!(case.batch);
+    about
 }

@@ -68,8 +68,10 @@ struct Options {
 
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    if args.first().is_some_and(|arg| arg == WORKER) {
-        return worker::run(&args[1..]);
+    if let [first, worker] = &args[..]
+        && first == WORKER
+    {
+        return worker::run(worker);
     }
     let options = parse_options(args.into_iter())?;
     let (all, two) = (available_cpus()?, choose_cpus()?);

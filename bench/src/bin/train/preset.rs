@@ -3,10 +3,13 @@
 use regatta_benchmarks::gpt2_shape;
 use regatta_comm::enum_names;
 use regatta_predict::shape::ModelShape;
+use serde::{Deserialize, Serialize};
 
 /// A model and its batch: GPT-2 without biases and dropout.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Preset {
+    /// Workers have no use for it.
+    #[serde(skip)]
     pub name: &'static str,
     pub layers: usize,
     pub heads: usize,
@@ -97,7 +100,7 @@ impl Preset {
 }
 
 /// Data parallelism of ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DataParallelism {
     /// Every rank has all parameters.
     Replicated,

@@ -4,7 +4,7 @@ use std::io::{BufRead, Write};
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use regatta_comm::{Comm, bootstrap::BootstrapConfig, hierarchical};
 use regatta_device::optimizer::AdamW;
 use regatta_device::precision::Precision;
@@ -17,6 +17,7 @@ use regatta_train::parallel::{ProcessGroups, ZeroStage};
 use regatta_train::state::{ParamInit, ShardingConfig};
 use regatta_train::step::{DeviceModel, Engine, MicroBatch, OptimizerStep, StepConfig};
 use regatta_wire::secret::Secret;
+use serde::{Deserialize, Serialize};
 
 use crate::preset::{DataParallelism, Preset};
 use crate::round_line::{PhaseTimes, RoundReport, StepTime};
@@ -24,7 +25,8 @@ use crate::round_line::{PhaseTimes, RoundReport, StepTime};
 /// Batches that are used in turn.
 const BATCHES: usize = 8;
 
-/// Arguments of a worker, after [`crate::WORKER`].
+/// The argument of a worker, after [`crate::WORKER`], as JSON.
+#[derive(Serialize, Deserialize)]
 pub struct WorkerArgs {
     pub preset: Preset,
     pub precision: Precision,
@@ -44,34 +46,12 @@ impl WorkerArgs {
         let (parallelism, cpus) = (DataParallelism::Replicated, cpus.to_vec());
         Self { preset, precision, parallelism, batch, cpus, ranks: 1, rank: 0 }
     }
-
-    pub fn to_strings(&self) -> [String; 7] {
-        let names = [self.preset.name, self.precision.name(), self.parallelism.name()];
-        let [preset, precision, parallelism] = names.map(str::to_owned);
-        let cpus: Vec<String> = self.cpus.iter().map(usize::to_string).collect();
-        let [batch, ranks, rank] = [self.batch, self.ranks, self.rank].map(|n| n.to_string());
-        [preset, precision, parallelism, batch, cpus.join(","), ranks, rank]
-    }
-
-    fn parse(args: &[String]) -> Result<Self> {
-        let [preset, precision, parallelism, batch, cpus, ranks, rank] = args else {
-            bail!("a worker takes 7 arguments, got {args:?}");
-        };
-        let preset = Preset::find(preset).with_context(|| format!("unknown preset {preset}"))?;
-        let precision =
-            Precision::find(precision).with_context(|| format!("unknown precision {precision}"))?;
-        let parallelism = DataParallelism::find(parallelism)
-            .with_context(|| format!("unknown parallelism {parallelism}"))?;
-        let cpus = cpus.split(',').map(str::parse).collect::<Result<_, _>>()?;
-        let (batch, ranks, rank) = (batch.parse()?, ranks.parse()?, rank.parse()?);
-        Ok(Self { preset, precision, parallelism, batch, cpus, ranks, rank })
-    }
 }
 
 /// Prints `ready` and the loss of the first step; then, for each line with a number of steps, runs a round and
 /// prints its report.
-pub fn run(args: &[String]) -> Result<()> {
-    let args = WorkerArgs::parse(args)?;
+pub fn run(args: &str) -> Result<()> {
+    let args: WorkerArgs = serde_json::from_str(args).context("argument of a worker")?;
     let mut cpu_set = rustix::thread::CpuSet::new();
     args.cpus.iter().for_each(|cpu| cpu_set.set(*cpu));
     rustix::thread::sched_setaffinity(None, &cpu_set).context("sched_setaffinity")?;

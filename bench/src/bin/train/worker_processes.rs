@@ -146,7 +146,7 @@ impl Workers {
 
 fn spawn_regatta(args: &WorkerArgs) -> Result<LineProcess> {
     let exe = std::env::current_exe()?;
-    LineProcess::spawn(Command::new(exe).arg(WORKER).args(args.to_strings()))
+    LineProcess::spawn(Command::new(exe).arg(WORKER).arg(serde_json::to_string(args)?))
 }
 
 fn torch_command(

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use regatta_comm::gather::all_gather;
 use regatta_comm::{Collectives, Comm, ReduceOp};
 use regatta_model::{Measurement, Operation};
 use serde::{Deserialize, Serialize};
@@ -169,7 +170,5 @@ pub fn check(
         case.run(1)?;
         wrong += case.count_wrong()?;
     }
-    let mut all = vec![0i64; case.comm.size() as usize];
-    case.comm.all_gather(&[i64::try_from(wrong).unwrap_or(i64::MAX)], &mut all)?;
-    Ok(Some(all.into_iter().map(i64::unsigned_abs).collect()))
+    Ok(Some(all_gather(case.comm, &wrong)?))
 }

@@ -37,36 +37,30 @@ pub struct RunConfig {
     pub memory: MemoryKind,
 }
 
-/// What one table measures.
-#[derive(Debug, Clone)]
-struct TableSpec {
-    operation: Operation,
-    dtype: DType,
-    op: ReduceOp,
-}
-
-impl TableSpec {
-    /// The sizes of this table.
-    fn sizes(&self, config: &RunConfig, ranks: u32) -> Vec<u64> {
-        let element = self.dtype.size() as u64;
-        let sizes = |size| bus_bandwidth::buffer_sizes(&self.operation, ranks, element, size);
-        distinct(&config.sizes, |size| sizes(size).size_bytes)
-    }
-}
-
 impl RunConfig {
-    /// One spec per table.
-    fn table_specs(&self) -> Vec<TableSpec> {
-        let mut specs = Vec::new();
+    /// The sizes of the table of a call.
+    fn distinct_sizes(&self, call: &CallSpec, ranks: u32) -> Vec<u64> {
+        let element = call.dtype.size() as u64;
+        let sizes = |size| bus_bandwidth::buffer_sizes(&call.operation, ranks, element, size);
+        distinct(&self.sizes, |size| sizes(size).size_bytes)
+    }
+
+    /// The call of each table, without a size.
+    fn table_calls(&self) -> Vec<CallSpec> {
+        let mut calls = Vec::new();
         for operation in &self.operations {
             let reduces = kind(operation).is_some_and(CallKind::reduces);
             let ops = if reduces { self.ops.as_slice() } else { &[ReduceOp::Sum] };
             for &dtype in &self.dtypes {
-                let spec = |&op| TableSpec { operation: operation.clone(), dtype, op };
-                specs.extend(ops.iter().map(spec));
+                let (root, count, in_place) = (self.root, 0, false);
+                let call = |&op| {
+                    let operation = operation.clone();
+                    CallSpec { operation, dtype, op, root, count, in_place }
+                };
+                calls.extend(ops.iter().map(call));
             }
         }
-        specs
+        calls
     }
 }
 
@@ -76,18 +70,18 @@ pub fn run(
     config: &RunConfig,
     on_event: &mut dyn FnMut(BenchEvent),
 ) -> CommResult {
-    let with_sizes = |spec: TableSpec| (spec.sizes(config, comm.size()), spec);
-    let tables: Vec<_> = config.table_specs().into_iter().map(with_sizes).collect();
+    let with_sizes = |call: CallSpec| (config.distinct_sizes(&call, comm.size()), call);
+    let tables: Vec<_> = config.table_calls().into_iter().map(with_sizes).collect();
     let total = tables.iter().map(|(sizes, _)| sizes.len()).sum();
     let mut eta = Eta::new(tables.iter().flat_map(|(sizes, _)| sizes).copied());
     let mut done = 0;
-    for (sizes, spec) in &tables {
-        on_event(BenchEvent::TableStarted(table(config, spec)));
+    for (sizes, call) in &tables {
+        on_event(BenchEvent::TableStarted(table(call)));
         for &size in sizes {
-            let (task, eta_s) = (format!("{} of {size} bytes", spec.operation), eta.seconds());
+            let (task, eta_s) = (format!("{} of {size} bytes", call.operation), eta.seconds());
             on_event(BenchEvent::Progress(BenchProgress { task, done, total, eta_s }));
             let start = Instant::now();
-            let row = row(comm, config, spec, size)?;
+            let row = row(comm, config, call, size)?;
             eta.done(size, start.elapsed().as_secs_f64());
             done += 1;
             on_event(BenchEvent::Row(Box::new(row)));
@@ -97,31 +91,30 @@ pub fn run(
 }
 
 /// An empty table.
-fn table(config: &RunConfig, spec: &TableSpec) -> BenchTable {
-    let kind = kind(&spec.operation);
+fn table(call: &CallSpec) -> BenchTable {
+    let kind = kind(&call.operation);
     let reduces = kind.is_some_and(CallKind::reduces);
     let rooted = kind.is_some_and(CallKind::has_root);
     BenchTable {
-        operation: spec.operation.clone(),
-        dtype: Some(nccl_names::dtype_name(spec.dtype).to_owned()),
-        redop: Some(if reduces { nccl_names::redop_name(spec.op) } else { "none" }.to_owned()),
-        root: Some(if rooted { i64::from(config.root) } else { -1 }),
+        operation: call.operation.clone(),
+        dtype: Some(nccl_names::dtype_name(call.dtype).to_owned()),
+        redop: Some(if reduces { nccl_names::redop_name(call.op) } else { "none" }.to_owned()),
+        root: Some(if rooted { i64::from(call.root) } else { -1 }),
         rows: Vec::new(),
     }
 }
 
 /// One size, out of place and in place.
-fn row(comm: &dyn Comm, config: &RunConfig, spec: &TableSpec, size: u64) -> CommResult<BenchRow> {
-    let TableSpec { operation, dtype, op } = spec.clone();
+fn row(comm: &dyn Comm, config: &RunConfig, call: &CallSpec, size: u64) -> CommResult<BenchRow> {
+    let CallSpec { operation, dtype, .. } = call;
     let BufferSizes { count, size_bytes } =
-        bus_bandwidth::buffer_sizes(&operation, comm.size(), dtype.size() as u64, size);
+        bus_bandwidth::buffer_sizes(operation, comm.size(), dtype.size() as u64, size);
     let one = |in_place: bool| -> CommResult<Option<Measurement>> {
         // Send and receive buffers are always separate.
-        if in_place && operation == Operation::SendRecv {
+        if in_place && *operation == Operation::SendRecv {
             return Ok(None);
         }
-        let (operation, root, count) = (operation.clone(), config.root, count as usize);
-        let call = CallSpec { operation, dtype, op, root, count, in_place };
+        let call = CallSpec { count: count as usize, in_place, ..call.clone() };
         measure_call(comm, config, call, size_bytes).map(|(measured, _)| Some(measured))
     };
     let (out_of_place, in_place) = (one(false)?, one(true)?);

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use regatta_comm::bootstrap::{self, BootstrapConfig};
 use regatta_comm::engine::Engine as _;
+use regatta_comm::gather::all_gather;
 use regatta_comm::libfabric::ProviderChoice;
 use regatta_comm::nccl::{self, Vendor};
 use regatta_comm::transports::NetworkName;
-use regatta_comm::{Collectives, Comm, Communicator, hierarchical};
+use regatta_comm::{Comm, Communicator, hierarchical};
 use regatta_model::units;
 
 use super::{BenchError, OnEvent, Result};
@@ -83,7 +84,7 @@ fn over_network(backend: Backend, settings: BootstrapConfig) -> Result<Connectio
 
 /// The vendor of which every rank has a GPU of its own, if there is one.
 fn common_vendor(bootstrap: &Communicator, local_rank: u32) -> Result<Option<Vendor>> {
-    for vendor in [Vendor::Nvidia, Vendor::Amd] {
+    for vendor in Vendor::ALL {
         let buses = buses(bootstrap, device_of(vendor, local_rank).map(|device| (vendor, device)))?;
         let hosts = (0..).map(|rank| bootstrap.peer(rank).host);
         let locations: HashSet<_> = hosts.zip(&buses).collect();
@@ -103,12 +104,7 @@ fn device_of(vendor: Vendor, local_rank: u32) -> Option<u32> {
 /// PCI bus ids of all ranks' devices; empty for ranks without one.
 pub fn buses(comm: &dyn Comm, own: Option<(Vendor, u32)>) -> Result<Vec<String>> {
     let own = own.and_then(|(vendor, device)| nccl::pci_bus_id(vendor, device).ok());
-    let mut own_bytes = [0u8; nccl::PCI_BUS_ID_BYTES];
-    own_bytes.iter_mut().zip(own.unwrap_or_default().bytes()).for_each(|(to, from)| *to = from);
-    let mut all = vec![own_bytes; comm.size() as usize];
-    comm.all_gather(&own_bytes, all.as_flattened_mut())?;
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
-    Ok(all.iter().map(|bytes| text(bytes)).collect())
+    Ok(all_gather(comm, &own.unwrap_or_default())?)
 }
 
 fn over_nccl(

@@ -1,11 +1,11 @@
 //! Metadata of a run, collected before anything is measured.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use regatta_comm::{Collectives, Comm};
+use regatta_comm::Comm;
+use regatta_comm::gather::all_gather;
 use regatta_model::bench::{BenchDevice, BenchMachine, BenchParameters, BenchProgram, BenchShape};
 use regatta_model::run_folder;
 use regatta_model::{BenchResult, Machine};
@@ -70,15 +70,10 @@ fn nccl_nodes(connection: &Connection) -> Result<Option<u32>> {
     if connection.device.is_none() {
         return Ok(None);
     }
-    let mut hasher = DefaultHasher::new();
-    match std::env::var_os("NCCL_HOSTID").filter(|id| !id.is_empty()) {
-        Some(id) => ("NCCL_HOSTID", id).hash(&mut hasher),
-        None => comm.peer(comm.rank()).host.hash(&mut hasher),
-    }
-    let mut all = vec![0; comm.size() as usize];
-    comm.all_gather(&[hasher.finish().cast_signed()], &mut all)?;
-    all.sort_unstable();
-    all.dedup();
+    let id = std::env::var_os("NCCL_HOSTID").filter(|id| !id.is_empty());
+    let id = id.map(|id| id.to_string_lossy().into_owned());
+    let host = id.is_none().then(|| comm.peer(comm.rank()).host);
+    let all: BTreeSet<_> = all_gather(comm, &(id, host))?.into_iter().collect();
     Ok(u32::try_from(all.len()).ok())
 }
 
@@ -101,24 +96,22 @@ fn parameters(workload: &Workload) -> Option<BenchParameters> {
 /// Process and device of each rank. Nodes are assumed to be identical.
 fn devices(connection: &Connection, machine: Option<&Machine>) -> Result<Vec<BenchDevice>> {
     let comm = &connection.comm;
-    let number = connection.device.map_or(-1, |(_, number)| i64::from(number));
-    let own = [i64::from(std::process::id()), number];
-    let mut all = vec![0i64; 2 * comm.size() as usize];
-    comm.all_gather(&own, &mut all)?;
+    let number = connection.device.map_or(0, |(_, number)| number);
+    let all = all_gather(comm, &(std::process::id(), number))?;
     let buses = connect::buses(comm, connection.device)?;
     // Device indices depend on what a process sees, so GPUs are matched by bus id.
     let gpu = |bus: &str| machine?.gpus.iter().find(|gpu| gpu.pci.as_deref() == Some(bus));
     let processor = machine.and_then(|machine| machine.cpu_model.as_deref());
-    let one = |(rank, (process, bus)): (u32, (&[i64], &String))| BenchDevice {
+    let one = |(rank, ((pid, device), bus)): (u32, ((u32, u32), &String))| BenchDevice {
         rank,
         group: Some(0),
-        pid: process[0].unsigned_abs(),
+        pid: u64::from(pid),
         host: comm.peer(rank).host,
-        device: u32::try_from(process[1]).unwrap_or(0),
+        device,
         bus: if bus.is_empty() { "host".to_owned() } else { bus.clone() },
         name: gpu(bus).map_or(processor.unwrap_or("memory"), |gpu| &gpu.name).to_owned(),
     };
-    Ok((0..).zip(all.chunks_exact(2).zip(&buses)).map(one).collect())
+    Ok((0..).zip(all.into_iter().zip(&buses)).map(one).collect())
 }
 
 fn summarize(machine: &Machine) -> BenchMachine {

@@ -86,22 +86,7 @@ struct RunOptions {
     aggregated_iterations: Option<u64>,
     validation: u64,
     graph: Option<u64>,
-    devices: Vec<DeviceEntry>,
-}
-
-#[derive(Deserialize)]
-struct DeviceEntry {
-    rank: u32,
-    group: Option<u32>,
-    #[serde(default)]
-    pid: u64,
-    hostname: String,
-    #[serde(default)]
-    device: u32,
-    #[serde(default)]
-    device_hex: String,
-    #[serde(default)]
-    device_info: String,
+    devices: Vec<BenchDevice>,
 }
 
 #[derive(Deserialize)]
@@ -173,7 +158,7 @@ impl NcclTestsReport {
         result.settings = set.map(|(n, value)| (n.to_owned(), value.to_owned())).collect();
         if let Some(config) = self.config {
             result.parameters = Some(config.parameters());
-            result.devices = config.devices.into_iter().map(DeviceEntry::into_device).collect();
+            result.devices = config.devices;
         }
         for line in self.results {
             line.add_to(&mut result.tables);
@@ -214,20 +199,6 @@ impl RunOptions {
             check: self.validation,
             graph: self.graph,
             unalign: None,
-        }
-    }
-}
-
-impl DeviceEntry {
-    fn into_device(self) -> BenchDevice {
-        BenchDevice {
-            rank: self.rank,
-            group: self.group,
-            pid: self.pid,
-            host: self.hostname,
-            device: self.device,
-            bus: self.device_hex,
-            name: self.device_info,
         }
     }
 }

@@ -41,7 +41,7 @@ pub enum ReadError {
 type Result<T, E = ReadError> = std::result::Result<T, E>;
 
 /// A line that does not match its table.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 struct LineError {
     line: usize,
     expected: String,
@@ -49,26 +49,13 @@ struct LineError {
 }
 
 impl LineError {
+    fn new(line: usize, expected: &str, found: &str) -> Self {
+        Self { line, expected: expected.to_owned(), found: found.to_owned() }
+    }
+
     fn in_file(self, file: &str) -> ReadError {
         let Self { line, expected, found } = self;
         ReadError::Line { file: file.to_owned(), line, expected, found }
-    }
-}
-
-/// A word that does not match its column.
-#[derive(Debug, PartialEq, Eq)]
-struct ColumnMismatch {
-    expected: String,
-    found: String,
-}
-
-impl ColumnMismatch {
-    fn new(expected: &str, found: &str) -> Self {
-        Self { expected: expected.to_owned(), found: found.to_owned() }
-    }
-
-    fn at(self, line: usize) -> LineError {
-        LineError { line, expected: self.expected, found: self.found }
     }
 }
 

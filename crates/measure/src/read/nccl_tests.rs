@@ -6,9 +6,9 @@ mod comments;
 use regatta_model::bench::{BenchProgram, BenchShape};
 use regatta_model::{BenchResult, BenchTable, Operation};
 
+use super::LineError;
 use super::context::{self, TableContext};
 use super::lines::LogLine;
-use super::{ColumnMismatch, LineError};
 use crate::buffer_mode::BufferMode;
 use crate::bus_bandwidth;
 use crate::cases::table_of;
@@ -223,9 +223,9 @@ impl NcclTestsParser {
         let in_place_only = columns.is_in_place_only(text, &words);
         if words.len() > columns.len() {
             let expected = format!("a row of {} columns", columns.len());
-            return Err(ColumnMismatch::new(&expected, text.trim()).at(*number));
+            return Err(LineError::new(*number, &expected, text.trim()));
         }
-        let row = columns.row(&words, in_place_only).map_err(|mismatch| mismatch.at(*number))?;
+        let row = columns.row(&words, in_place_only, *number)?;
         if words.len() == columns.len() || in_place_only {
             let text = text.clone();
             self.partial_row = None;
@@ -240,7 +240,7 @@ impl NcclTestsParser {
             return Ok(());
         };
         let words: Vec<&str> = text.split_whitespace().collect();
-        let row = columns.row(&words, false).map_err(|mismatch| mismatch.at(number))?;
+        let row = columns.row(&words, false, number)?;
         if row.row.out_of_place.is_some() || row.row.in_place.is_some() {
             self.push_row(row, text);
         } else {

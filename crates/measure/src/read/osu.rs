@@ -5,7 +5,7 @@ use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
 
 use super::context::{self, TableContext};
 use super::lines::LogLine;
-use super::{ColumnMismatch, LineError, parse_metric};
+use super::{LineError, parse_metric};
 
 /// Parser of one run.
 #[derive(Debug)]
@@ -64,7 +64,7 @@ impl OsuParser {
         if !is_row || self.columns.is_empty() {
             return Ok(false);
         }
-        self.row(&words, line).map_err(|mismatch| mismatch.at(line.number)).map(|()| true)
+        self.row(&words, line).map(|()| true)
     }
 
     fn comment(&mut self, text: &str) {
@@ -75,14 +75,14 @@ impl OsuParser {
         }
     }
 
-    fn row(&mut self, words: &[&str], line: &LogLine<'_>) -> Result<(), ColumnMismatch> {
+    fn row(&mut self, words: &[&str], line: &LogLine<'_>) -> Result<(), LineError> {
         if words.len() > self.columns.len() {
             let expected = format!("a row of {} columns", self.columns.len());
-            return Err(ColumnMismatch::new(&expected, line.text.trim()));
+            return Err(LineError::new(line.number, &expected, line.text.trim()));
         }
         let (mut row, mut measured) = (BenchRow::default(), Measurement::default());
         for (column, word) in self.columns.iter().zip(words) {
-            let mismatch = |expected: &str| ColumnMismatch::new(expected, word);
+            let mismatch = |expected: &str| LineError::new(line.number, expected, word);
             match column.as_str() {
                 "Size" => row.size_bytes = word.parse().map_err(|_| mismatch("a size in bytes"))?,
                 "Validation" => measured.wrong = validation_errors(word).map_err(mismatch)?,

@@ -1,6 +1,7 @@
 //! Gathers the rows of all ranks on rank 0.
 
-use regatta_comm::{Collectives, Comm, CommError};
+use regatta_comm::Comm;
+use regatta_comm::gather::all_gather;
 use regatta_model::RankRoofline;
 
 use super::RooflineRow;
@@ -9,30 +10,13 @@ use crate::CommResult;
 /// Gathers the rows of all ranks on rank 0, with rank and host; the other ranks get an empty list.
 /// Collective: a rank whose measurement failed takes part without rows.
 pub fn gather(comm: &dyn Comm, rows: &[RooflineRow]) -> CommResult<Vec<RankRoofline>> {
-    let failed = |rank: u32, error: serde_json::Error| CommError::System {
-        what: format!("roofline rows of {}", comm.peer(rank)),
-        why: error.to_string(),
-    };
-    let own = serde_json::to_vec(rows).map_err(|error| failed(comm.rank(), error))?;
-    let mut lengths = vec![0i64; comm.size() as usize];
-    comm.all_gather(&[own.len() as i64], &mut lengths)?;
-    let lengths: Vec<usize> = lengths.into_iter().map(|bytes| bytes.max(0) as usize).collect();
-    let mut all = vec![0u8; if comm.rank() == 0 { lengths.iter().sum() } else { 0 }];
-    comm.gather_v(&own, &mut all, &lengths, 0)?;
-    let mut found = Vec::new();
-    if comm.rank() != 0 {
-        return Ok(found);
-    }
-    let mut rest = all.as_slice();
-    for (rank, bytes) in (0..).zip(lengths) {
-        let (own, others) = rest.split_at(bytes.min(rest.len()));
-        rest = others;
-        let rows: Vec<RooflineRow> =
-            serde_json::from_slice(own).map_err(|error| failed(rank, error))?;
+    let all = all_gather(comm, &rows.to_vec())?;
+    let of_rank = |(rank, rows): (u32, Vec<RooflineRow>)| {
         let host = comm.peer(rank).host;
-        found.extend(rows.into_iter().map(|row| RankRoofline { rank, host: host.clone(), row }));
-    }
-    Ok(found)
+        rows.into_iter().map(move |row| RankRoofline { rank, host: host.clone(), row })
+    };
+    let gathered = (0..).zip(all).flat_map(of_rank);
+    Ok(if comm.rank() == 0 { gathered.collect() } else { Vec::new() })
 }
 
 #[cfg(test)]

@@ -12,7 +12,8 @@ use regatta_comm::gpu_runtime::Vendor;
 use regatta_model::RooflineKind;
 use regatta_model::bench::{Rate, RateTest};
 
-use super::gpu::{GpuResult, RooflineGpu};
+use super::gemm::{GpuGemm, SquareGemm};
+use super::gpu::{GemmType, GpuResult, RooflineGpu};
 use super::threads::ThreadKernel;
 use super::{
     Cases, Result, RooflineError, RooflineRow, RooflineSettings, TimingOptions, copy, gemm,
@@ -30,7 +31,8 @@ const GPU_COPY_BYTES: usize = 256 << 20;
 /// Measures the cores with this many threads, each test for this time.
 pub fn cpus(threads: usize, time: Duration) -> Result<Vec<Rate>> {
     let flops = 2.0 * (GEMM_ROWS as f64).powi(3);
-    let gemm = rate(RateTest::Gemm, flops, threads, time, || gemm::square(GEMM_ROWS))?;
+    let products = || SquareGemm::<f32>::new(GEMM_ROWS);
+    let gemm = rate(RateTest::Gemm, flops, threads, time, products)?;
     let copies = || copy::copies(COPY_BYTES);
     Ok(vec![gemm, rate(RateTest::Copy, COPY_BYTES as f64, threads, time, copies)?])
 }
@@ -96,7 +98,7 @@ fn gpu(vendor: Vendor, index: u32) -> GpuResult<Vec<Rate>> {
     copy::measure_gpu(&device, &mut cases, &settings)?;
     let gpu_sizes = vec![GPU_GEMM_ROWS];
     let settings = RooflineSettings { gpu_sizes, timing, ..gemm::settings() };
-    gemm::measure_gpu_bf16(device, &mut cases, &settings)?;
+    GpuGemm::open(device)?.measure(&mut cases, &settings, &[GemmType::Bf16])?;
     Ok(cases.into_rows().iter().filter_map(|row| gpu_rate(row, index)).collect())
 }
 

@@ -88,7 +88,7 @@ fn known(value: &Option<impl Display>) -> String {
 }
 
 /// Quotes a cell if necessary.
-pub(crate) fn quoted(cell: impl AsRef<str>) -> String {
+pub fn quoted(cell: impl AsRef<str>) -> String {
     let cell = cell.as_ref();
     if !cell.contains([',', '"', '\n', '\r']) {
         return cell.to_owned();

@@ -5,8 +5,7 @@ mod csv;
 mod format;
 mod nccl_tests;
 
-pub(crate) use csv::quoted;
-pub use csv::{HEADER as CSV_HEADER, csv};
+pub use csv::{HEADER as CSV_HEADER, csv, quoted};
 pub use nccl_tests::{
     TableLayout, footer, header, nccl_tests, preamble, program_name, row, totals,
 };

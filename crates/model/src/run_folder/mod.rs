@@ -15,7 +15,7 @@ pub use environment::{EnvVar, JobEnvironment};
 pub use event::RunEvent;
 pub use metrics::{GpuMemory, StepMetrics, StepSeconds};
 pub use record::{Record, RecordError, VERSION};
-pub use run_id::{run_id, run_id_time, utc_date};
+pub use run_id::{run_id, run_id_time, unix_seconds, utc_date};
 
 /// Environment variable with the path of the run folder.
 pub const VARIABLE: &str = "REGATTA_RUN_DIR";

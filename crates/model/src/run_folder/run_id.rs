@@ -10,6 +10,11 @@ pub fn run_id(now: SystemTime, pid: u32) -> String {
     format!("{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}-{pid}")
 }
 
+/// Seconds since the Unix epoch.
+pub fn unix_seconds(time: SystemTime) -> f64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
 /// The date in UTC: `2026-11-15`.
 pub fn utc_date(now: SystemTime) -> String {
     let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();

@@ -4,11 +4,11 @@ use std::fmt;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use regatta_model::result::{RunResult, is_termination_signal};
 use regatta_model::run_folder::{
     BENCH_LOCK, BENCH_RESULT, CONFIG, EVENTS, LOG, Record, RunEvent, TRAIN_LOCK, run_id_time,
+    unix_seconds,
 };
 use serde::Serialize;
 
@@ -195,11 +195,7 @@ fn start(path: &Path, last_activity: f64) -> f64 {
     let id = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let by_id = run_id_time(id);
     let created = || std::fs::metadata(path).and_then(|found| found.created()).ok();
-    by_id.or_else(created).map_or(last_activity, seconds)
-}
-
-fn seconds(time: SystemTime) -> f64 {
-    time.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+    by_id.or_else(created).map_or(last_activity, unix_seconds)
 }
 
 /// Size on disk and last change of a folder. Links are not followed.
@@ -210,7 +206,7 @@ fn usage(path: &Path) -> (u64, f64) {
         let Ok(found) = entry.metadata() else { continue };
         let (bytes, time) = match found.is_dir() {
             true => usage(&entry.path()),
-            false => (found.blocks() * 512, found.modified().map_or(0.0, seconds)),
+            false => (found.blocks() * 512, found.modified().map_or(0.0, unix_seconds)),
         };
         total = (total.0 + bytes, f64::max(total.1, time));
     }

@@ -96,7 +96,8 @@ impl TryFrom<String> for JobArray {
     }
 }
 
-fn number(text: &str) -> Option<u32> {
+/// A number without a sign.
+pub(super) fn number(text: &str) -> Option<u32> {
     let is_number = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     if is_number { text.parse().ok() } else { None }
 }

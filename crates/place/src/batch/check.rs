@@ -63,15 +63,9 @@ pub(super) fn check(
 /// The first option that loads a plug-in of NCCL.
 fn plugin_option(job: &BatchJob) -> Option<&'static str> {
     let is_given = |name: &&str| {
-        let with_value = |option: &str| option.strip_prefix(*name).is_some_and(is_value);
-        job.launch_options.iter().any(|option| with_value(option))
+        job.launch_options.iter().any(|option| option.split('=').next() == Some(*name))
     };
     [PROFILE, TUNER, NET_PLUGIN].into_iter().find(is_given)
-}
-
-/// Whether the rest of an option is empty or a value.
-fn is_value(rest: &str) -> bool {
-    rest.is_empty() || rest.starts_with('=')
 }
 
 fn check_array(scheduler: BatchScheduler, job: &BatchJob) -> Result<(), BatchError> {

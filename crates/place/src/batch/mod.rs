@@ -63,21 +63,20 @@ impl BatchScheduler {
 
     /// The program that submits a script.
     pub fn program(self) -> &'static str {
+        self.submit_words()[0]
+    }
+
+    fn submit_words(self) -> &'static [&'static str] {
         match self {
-            Self::Slurm => "sbatch",
-            Self::Pbs => "qsub",
-            Self::Flux => "flux",
+            Self::Slurm => &["sbatch", "--parsable"],
+            Self::Pbs => &["qsub"],
+            Self::Flux => &["flux", "batch"],
         }
     }
 
     /// The command that submits a script and prints the job's ID.
     pub fn submit_command(self, script: &str) -> Vec<String> {
-        let words: &[&str] = match self {
-            Self::Slurm => &["sbatch", "--parsable"],
-            Self::Pbs => &["qsub"],
-            Self::Flux => &["flux", "batch"],
-        };
-        words.iter().copied().chain([script]).map(str::to_owned).collect()
+        self.submit_words().iter().copied().chain([script]).map(str::to_owned).collect()
     }
 
     /// What starts a line with a directive.

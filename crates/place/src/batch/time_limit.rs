@@ -2,6 +2,8 @@
 
 use std::str::FromStr;
 
+use super::array::number;
+
 /// A time limit of at least a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimeLimit(u64);
@@ -41,10 +43,11 @@ impl FromStr for TimeLimit {
 /// `HH:MM:SS` or `D-HH:MM:SS`.
 fn parse_clock(text: &str) -> Option<u64> {
     let (days, clock) = text.split_once('-').unwrap_or(("0", text));
-    let fields: Vec<u64> = clock.split(':').map(number).collect::<Option<_>>()?;
+    let field = |text| number(text).map(u64::from);
+    let fields: Vec<u64> = clock.split(':').map(field).collect::<Option<_>>()?;
     let &[hours, minutes, seconds] = &fields[..] else { return None };
     let in_range = minutes < 60 && seconds < 60;
-    let days = number(days)?.checked_mul(86_400)?;
+    let days = field(days)?.checked_mul(86_400)?;
     let rest = hours.checked_mul(3600)?.checked_add(minutes * 60 + seconds)?;
     days.checked_add(rest).filter(|_| in_range)
 }
@@ -54,16 +57,11 @@ fn parse_units(text: &str) -> Option<u64> {
     let (mut rest, mut total) = (text, 0u64);
     for (unit, seconds) in [('d', 86_400), ('h', 3600), ('m', 60), ('s', 1)] {
         if let Some((count, after)) = rest.split_once(unit) {
-            total = total.checked_add(number(count)?.checked_mul(seconds)?)?;
+            total = total.checked_add(u64::from(number(count)?).checked_mul(seconds)?)?;
             rest = after;
         }
     }
     (rest.is_empty() && !text.is_empty()).then_some(total)
-}
-
-fn number(text: &str) -> Option<u64> {
-    let is_number = !text.is_empty() && text.len() < 10 && text.bytes().all(|b| b.is_ascii_digit());
-    if is_number { text.parse().ok() } else { None }
 }
 
 #[cfg(test)]

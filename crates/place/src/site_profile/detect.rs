@@ -57,14 +57,11 @@ impl Profiles {
     /// Hardware alone never identifies a site, only a machine type: the most specific of the
     /// hardware-only profiles that match, at least the network type.
     pub fn detect(&self, evidence: &SiteEvidence<'_>) -> ProfileMatch {
-        let profiles: Vec<&Profile> = self.iter().collect();
         let mut reasons = Vec::new();
-        for profile in profiles.into_iter().rev() {
-            let Some(sign) = identify_site(&profile.matches, evidence) else { continue };
-            let why = format!("{sign} identifies {}", profile.title);
-            match hardware_mismatch(&profile.matches.hardware, evidence.machine) {
-                None => return ProfileMatch { profile: profile.clone(), why },
-                Some(mismatch) => reasons.push(format!("{why}, but {mismatch}")),
+        for found in self.of_site(evidence) {
+            match hardware_mismatch(&found.profile.matches.hardware, evidence.machine) {
+                None => return found,
+                Some(mismatch) => reasons.push(format!("{}, but {mismatch}", found.why)),
             }
         }
         let (profile, reason) = self.by_hardware(evidence.machine);
@@ -78,8 +75,12 @@ impl Profiles {
     /// The profile of the site that this machine belongs to, whatever its hardware: a login node is
     /// not like the nodes of a job.
     pub fn identify(&self, evidence: &SiteEvidence<'_>) -> Option<ProfileMatch> {
-        let profiles: Vec<&Profile> = self.iter().collect();
-        profiles.into_iter().rev().find_map(|profile| {
+        self.of_site(evidence).next()
+    }
+
+    /// The profiles that the site identifies, the last in order of reading first.
+    fn of_site(&self, evidence: &SiteEvidence<'_>) -> impl Iterator<Item = ProfileMatch> {
+        self.iter().rev().filter_map(|profile| {
             let sign = identify_site(&profile.matches, evidence)?;
             let why = format!("{sign} identifies {}", profile.title);
             Some(ProfileMatch { profile: profile.clone(), why })

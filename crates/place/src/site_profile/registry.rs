@@ -57,7 +57,7 @@ impl Profiles {
     }
 
     /// All profiles, in order of reading.
-    pub fn iter(&self) -> impl Iterator<Item = &Profile> {
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Profile> {
         self.merged.iter()
     }
 

@@ -204,15 +204,10 @@ fn export(args: &ExportArgs) -> Result<()> {
     let checkpoint = find(&args.folder)?;
     let shape = &checkpoint.meta().shape;
     let mut read = |name: &str| checkpoint.read_whole(name, StateTensor::Parameter);
-    let tokenizer = export_tokenizer(args, &checkpoint)?;
+    let file = args.tokenizer.clone().or_else(|| load::tokenizer_of(&checkpoint));
+    let tokenizer = file.map(|file| Tokenizer::load(&file)).transpose()?;
     huggingface::export(&args.to, shape, &mut read, tokenizer.as_ref(), args.force)?;
     report(args.json, "model", &args.to, shape)
-}
-
-/// The tokenizer to export: from `--tokenizer`, else the checkpoint's.
-fn export_tokenizer(args: &ExportArgs, checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
-    let file = args.tokenizer.clone().or_else(|| load::tokenizer_of(checkpoint));
-    Ok(file.map(|file| Tokenizer::load(&file)).transpose()?)
 }
 
 fn report(json: bool, what: &str, path: &Path, shape: &ModelShape) -> Result<()> {

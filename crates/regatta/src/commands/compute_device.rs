@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
-use regatta_comm::nccl::{self, NcclConfig};
+use regatta_comm::gather::all_gather;
+use regatta_comm::nccl::{self, NcclConfig, Vendor};
 use regatta_comm::{Collectives, Comm, ReduceOp};
 use regatta_device::ops::{AttentionShape, Device, Fp8};
 use regatta_device::precision::Precision;
@@ -14,13 +15,10 @@ use regatta_kernels_cuda::{CudaDevice, device_count};
 use regatta_model::CpuSet;
 use regatta_model::units::format_memory;
 use regatta_train::config::{Config, DeviceKind};
-use regatta_train::training::gather::all_gather;
 use regatta_train::training::gemm_peak::{RankGemm, gemm_peak};
 use regatta_train::training::gpu_micro_batch::{self, RankGpu};
 
-use super::gpu_detection::{
-    common_vendor, has_gpu_driver, local_vendor, sees_no_gpu, unused_gpu_note,
-};
+use super::gpu_detection::{common_vendor, local_vendor, sees_no_gpu, unused_gpu_note};
 
 /// Timeout of a collective between GPUs.
 const DESYNC_AFTER: Duration = Duration::from_secs(600);
@@ -75,7 +73,8 @@ pub fn resolve(config: &mut Config, comm: &dyn Comm) -> Result<Option<String>> {
 
 /// Resolves `train.device` and `train.precision` for a run on this machine, without opening a GPU.
 pub fn resolve_here(config: &mut Config) {
-    let kind = if has_gpu_driver() { DeviceKind::Gpu } else { DeviceKind::Cpu };
+    let has_driver = Vendor::ALL.into_iter().any(Vendor::has_kernel_driver);
+    let kind = if has_driver { DeviceKind::Gpu } else { DeviceKind::Cpu };
     let kind = *config.train.device.get_or_insert(kind);
     config.train.precision.get_or_insert_with(|| match kind {
         DeviceKind::Gpu => Precision::Bf16,

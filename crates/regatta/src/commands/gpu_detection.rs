@@ -1,19 +1,10 @@
 //! The GPUs that processes see, and why they do not see one.
 
-use std::path::Path;
-
 use anyhow::Result;
+use regatta_comm::gather::all_gather;
 use regatta_comm::nccl::Vendor;
 use regatta_comm::{Collectives, Comm, ReduceOp};
 use regatta_kernels_cuda::{count_devices, device_count, has_driver_library};
-use regatta_train::training::gather::all_gather;
-
-/// Vendors of GPUs, in the order of preference.
-const VENDORS: [Vendor; 2] = [Vendor::Nvidia, Vendor::Amd];
-
-/// Devices of the kernel drivers.
-const NVIDIA_DRIVER: &str = "/dev/nvidiactl";
-const AMD_DRIVER: &str = "/dev/kfd";
 
 /// Variables with which a user hides GPUs from a process.
 const VISIBLE_DEVICES: [&str; 3] =
@@ -21,33 +12,20 @@ const VISIBLE_DEVICES: [&str; 3] =
 
 /// The vendor of the GPUs that every rank sees.
 pub fn common_vendor(comm: &dyn Comm) -> Result<Option<Vendor>> {
-    let mut missing = VENDORS.map(|vendor| i32::from(device_count(vendor) == 0));
+    let mut missing = Vendor::ALL.map(|vendor| i32::from(device_count(vendor) == 0));
     comm.all_reduce(&mut missing, ReduceOp::Max)?;
-    let mut vendors = VENDORS.into_iter().zip(missing);
+    let mut vendors = Vendor::ALL.into_iter().zip(missing);
     Ok(vendors.find(|(_, missing)| *missing == 0).map(|(vendor, _)| vendor))
 }
 
 /// The vendor of the GPUs that this process sees.
 pub fn local_vendor() -> Option<Vendor> {
-    VENDORS.into_iter().find(|vendor| device_count(*vendor) > 0)
-}
-
-/// Whether a kernel driver of GPUs is loaded.
-pub fn has_gpu_driver() -> bool {
-    VENDORS.into_iter().any(has_kernel_driver)
-}
-
-fn has_kernel_driver(vendor: Vendor) -> bool {
-    Path::new(match vendor {
-        Vendor::Nvidia => NVIDIA_DRIVER,
-        Vendor::Amd => AMD_DRIVER,
-    })
-    .exists()
+    Vendor::ALL.into_iter().find(|vendor| device_count(*vendor) > 0)
 }
 
 /// That a process sees no GPU, why, and what to check, or to do instead.
 pub fn sees_no_gpu(alternative: &str) -> String {
-    let is_amd = has_kernel_driver(Vendor::Amd) && !has_kernel_driver(Vendor::Nvidia);
+    let is_amd = Vendor::Amd.has_kernel_driver() && !Vendor::Nvidia.has_kernel_driver();
     let vendor = if is_amd { Vendor::Amd } else { Vendor::Nvidia };
     let cause = count_devices(vendor).err();
     format!("{}, or {alternative}", no_gpu_text(vendor, cause))
@@ -76,7 +54,7 @@ impl VendorFacts {
     fn read(vendor: Vendor) -> Self {
         Self {
             vendor,
-            has_kernel_driver: has_kernel_driver(vendor),
+            has_kernel_driver: vendor.has_kernel_driver(),
             has_driver_library: has_driver_library(vendor),
             count: count_devices(vendor),
         }
@@ -111,7 +89,7 @@ pub fn unusable_gpu() -> Option<String> {
     if VISIBLE_DEVICES.iter().any(is_hidden) {
         return None;
     }
-    VENDORS.into_iter().find_map(|vendor| VendorFacts::read(vendor).unusable())
+    Vendor::ALL.into_iter().find_map(|vendor| VendorFacts::read(vendor).unusable())
 }
 
 /// A note if `train.device=auto` selects CPUs although a rank has a GPU, the same on all ranks.

@@ -22,8 +22,9 @@ pub struct TrainTask {
     run_dir: Option<OsString>,
     /// Launch folder of a later launch in the run folder.
     relaunch_dir: Option<OsString>,
-    /// The run is resumed (`--resume`), so that it must have a checkpoint.
-    resume: bool,
+    /// The run is resumed (`--resume`), so that it must have a checkpoint, unless
+    /// `checkpoint.resume=never` starts it over.
+    pub resume: bool,
     /// Run the smoke test.
     pub smoke: bool,
     /// Rank 0 prints JSON, if it reports the events itself.
@@ -55,11 +56,6 @@ impl TrainTask {
     pub fn set_launch_dir(&mut self, launch_dir: &Path) {
         let is_relaunch = self.run_dir.as_ref().is_some_and(|run_dir| run_dir != launch_dir);
         self.relaunch_dir = is_relaunch.then(|| launch_dir.into());
-    }
-
-    /// Whether a missing checkpoint is an error. `checkpoint.resume=never` starts a resumed run over.
-    pub fn require_checkpoint(&self) -> bool {
-        self.resume
     }
 
     /// Saves the configuration when the training starts: in the folder of a later launch, which shows

@@ -1,6 +1,8 @@
 //! The end of a run: final checkpoint, validation, sample and summary.
 
-use super::{Result, TrainError, TrainingLoop, gather, is_due};
+use regatta_comm::gather;
+
+use super::{Result, TrainError, TrainingLoop, is_due};
 use crate::metrics::{EndReason, Event, RankBytes, Summary};
 
 /// Maximum number of ranks with individual byte counts in the summary.

@@ -1,10 +1,9 @@
 //! The GEMM peak of the cores that the ranks run on.
 
+use regatta_comm::gather::all_gather;
 use regatta_comm::{Comm, CommError};
 use regatta_model::CpuSet;
 use serde::{Deserialize, Serialize};
-
-use super::gather::all_gather;
 
 /// Threads of a rank, or of ranks that share cores, and the CPUs they may run on.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

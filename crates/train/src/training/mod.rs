@@ -6,7 +6,6 @@ mod checkpointing;
 mod error;
 pub mod evaluate;
 mod finish;
-pub mod gather;
 pub mod gemm_peak;
 mod gpu_memory;
 pub mod gpu_micro_batch;

@@ -8,6 +8,7 @@ use super::step_stats::StepStats;
 use crate::metrics::{EndReason, FLOPS_FORMULA, RunInfo, StepMetrics, StepSeconds, Summary};
 use crate::run_clock;
 use regatta_comm::MemorySpace;
+use regatta_model::run_folder::unix_seconds;
 use regatta_predict::layout::ParallelLayout;
 use regatta_predict::shape::ModelShape;
 
@@ -114,7 +115,7 @@ impl Throughput {
                 other,
                 ..step.seconds
             },
-            time: unix_time(),
+            time: unix_seconds(SystemTime::now()),
             stopped_seconds: self.stopped_seconds(),
             ..step
         }
@@ -147,10 +148,4 @@ impl Throughput {
             ..Summary::default()
         }
     }
-}
-
-/// Seconds since the Unix epoch.
-fn unix_time() -> f64 {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    now.map_or(0.0, |now| now.as_secs_f64())
 }

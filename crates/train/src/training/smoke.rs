@@ -3,13 +3,13 @@
 
 use std::path::{Path, PathBuf};
 
-use regatta_comm::{Collectives, ReduceOp};
+use regatta_comm::{Collectives, ReduceOp, gather};
 use regatta_model::text::hex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::checkpointing::{self, CheckpointManager, OwnedShards, SaveOutcome};
-use super::{Result, TrainError, TrainingLoop, TrainingSetup, gather, report, start};
+use super::{Result, TrainError, TrainingLoop, TrainingSetup, report, start};
 use crate::checkpoint::{Checkpoint, StateTensor};
 use crate::metrics::{EndReason, Event};
 use crate::state::ParamInit;

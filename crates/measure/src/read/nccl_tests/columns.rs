@@ -2,7 +2,7 @@
 
 use regatta_model::{BenchRow, BenchTable, Measurement};
 
-use super::super::{ColumnMismatch, parse_metric};
+use super::super::{LineError, parse_metric};
 use crate::buffer_mode::BufferMode;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -132,12 +132,17 @@ impl ColumnLayout {
     }
 
     /// Parses a row; missing trailing columns stay absent.
-    pub fn row(&self, words: &[&str], in_place_only: bool) -> Result<ParsedRow, ColumnMismatch> {
+    pub fn row(
+        &self,
+        words: &[&str],
+        in_place_only: bool,
+        line: usize,
+    ) -> Result<ParsedRow, LineError> {
         let is_out = |c: &Column| matches!(c, Column::Metric(BufferMode::OutOfPlace, _));
         let columns = self.0.iter().filter(|column| !(in_place_only && is_out(column)));
         let mut row = ParsedRow::default();
         for (column, word) in columns.zip(words) {
-            column.set(word, &mut row)?;
+            column.set(word, &mut row, line)?;
         }
         Ok(row)
     }
@@ -183,8 +188,8 @@ fn standard_metrics() -> impl Iterator<Item = Column> {
 }
 
 impl Column {
-    fn set(&self, word: &str, row: &mut ParsedRow) -> Result<(), ColumnMismatch> {
-        let mismatch = |expected: &str| ColumnMismatch::new(expected, word);
+    fn set(&self, word: &str, row: &mut ParsedRow, line: usize) -> Result<(), LineError> {
+        let mismatch = |expected: &str| LineError::new(line, expected, word);
         let ParsedRow { key: BenchTable { dtype, redop, root, .. }, row } = row;
         match self {
             Self::Size => row.size_bytes = word.parse().map_err(|_| mismatch("a size in bytes"))?,
@@ -283,7 +288,7 @@ mod tests {
 
     #[test]
     fn complete_and_partial_rows_are_parsed() {
-        let parse = |line: &str| ColumnLayout::standard().row(&words(line), false).unwrap();
+        let parse = |line: &str| ColumnLayout::standard().row(&words(line), false, 1).unwrap();
         let found = parse("1024 256 float sum -1 10.5 0.10 0.15 0 N/A nan inf N/A");
         let out = found.row.out_of_place.unwrap();
         assert_eq!((out.time_us, out.busbw, out.wrong), (Some(10.5), Some(0.15), Some(0)));
@@ -295,8 +300,8 @@ mod tests {
     fn mismatches_are_reported_with_the_expected_column() {
         for found in ["ten", "-3", "infinity"] {
             let line = format!("1024 256 float sum -1 {found}");
-            let error = ColumnLayout::standard().row(&words(&line), false).unwrap_err();
-            assert_eq!(error, ColumnMismatch::new("a time in microseconds", found));
+            let error = ColumnLayout::standard().row(&words(&line), false, 7).unwrap_err();
+            assert_eq!(error, LineError::new(7, "a time in microseconds", found));
         }
     }
 
@@ -305,7 +310,7 @@ mod tests {
         let line = format!("1024 256 float sum -1{}10.5 0.10 0.15 0", " ".repeat(32));
         let standard = ColumnLayout::standard();
         assert!(standard.is_in_place_only(&line, &words(&line)));
-        let found = standard.row(&words(&line), true).unwrap();
+        let found = standard.row(&words(&line), true, 1).unwrap();
         assert_eq!((found.row.out_of_place, found.row.in_place.unwrap().wrong), (None, Some(0)));
     }
 }

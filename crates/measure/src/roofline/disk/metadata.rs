@@ -5,6 +5,8 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use regatta_model::RateUnit;
+
 use super::super::{Cases, Result, RooflineRow};
 use super::scratch::{ScratchDir, io_error};
 use super::{DiskSettings, Samples};
@@ -38,7 +40,8 @@ pub(super) fn measure(cases: &mut Cases<'_>, settings: &DiskSettings) -> Result 
             let timed = Samples::new(1, times.iter().map(|round| round[at]).collect());
             let notes = vec![format!("create, stat, unlink: {files} empty files in one directory")];
             measured = Some((files, times));
-            Result::<_>::Ok(RooflineRow { notes, ..settings.files_row(&timed, what, files) })
+            let row = settings.row(&timed, what, f64::from(files), RateUnit::FilesPerSecond);
+            Result::<_>::Ok(RooflineRow { notes, ..row })
         })?;
     }
     Ok(())

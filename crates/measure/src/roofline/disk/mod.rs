@@ -70,16 +70,6 @@ pub fn measure(
 }
 
 impl DiskSettings {
-    /// The row of one pass over the large file.
-    fn bandwidth_row(&self, timed: &Samples, what: &str) -> RooflineRow {
-        self.row(timed, what, self.bytes as f64 / 1e9, RateUnit::GigabytesPerSecond)
-    }
-
-    /// The row of an operation on `files` files.
-    fn files_row(&self, timed: &Samples, what: &str, files: u32) -> RooflineRow {
-        self.row(timed, what, f64::from(files), RateUnit::FilesPerSecond)
-    }
-
     fn row(&self, timed: &Samples, what: &str, amount: f64, unit: RateUnit) -> RooflineRow {
         let row = timed.row(RooflineKind::Disk, what.to_owned(), amount, unit);
         RooflineRow { device: self.dir.display().to_string(), ..row }

@@ -5,7 +5,7 @@ use std::io::{Read, Seek, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use regatta_model::units;
+use regatta_model::{RateUnit, units};
 
 use super::super::{Cases, Result, RooflineError, RooflineRow};
 use super::page_cache;
@@ -24,7 +24,9 @@ pub(super) fn measure(cases: &mut Cases<'_>, settings: &DiskSettings) -> Result 
     check_free_space(&scratch.file, settings)?;
     let mut block = incompressible(settings.bytes.min(BLOCK_BYTES) as usize);
     let row = |timed: &Samples, what: &str, notes| {
-        Result::<_>::Ok(RooflineRow { notes, ..settings.bandwidth_row(timed, what) })
+        let gigabytes = settings.bytes as f64 / 1e9;
+        let row = settings.row(timed, what, gigabytes, RateUnit::GigabytesPerSecond);
+        Result::<_>::Ok(RooflineRow { notes, ..row })
     };
     let what = settings.case_name("write");
     cases.case(&what, || {

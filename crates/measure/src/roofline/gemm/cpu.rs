@@ -120,7 +120,7 @@ impl<T: GemmElement> ThreadKernel for GemmTile<'_, T> {
 }
 
 /// A whole product on one thread, with matrices of its own.
-pub(super) struct SquareGemm<T> {
+pub struct SquareGemm<T> {
     size: usize,
     left: Vec<T>,
     right: Vec<T>,
@@ -128,7 +128,7 @@ pub(super) struct SquareGemm<T> {
 }
 
 impl<T> SquareGemm<T> {
-    pub(super) fn new(size: usize) -> Self {
+    pub fn new(size: usize) -> Self {
         Self { size, left: Vec::new(), right: Vec::new(), result: Vec::new() }
     }
 }

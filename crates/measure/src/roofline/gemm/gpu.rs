@@ -11,7 +11,7 @@ use super::row;
 /// Distinct elements of a matrix: a prime, so that no two rows are equal.
 const PATTERN_ELEMENTS: usize = 65_521;
 
-pub(super) struct GpuGemm {
+pub struct GpuGemm {
     /// Dropped before the device, whose stream it uses.
     blas: Blas,
     device: RooflineGpu,
@@ -19,7 +19,7 @@ pub(super) struct GpuGemm {
 
 impl GpuGemm {
     /// Opens the BLAS library for a device.
-    pub(super) fn open(device: RooflineGpu) -> GpuResult<Self> {
+    pub fn open(device: RooflineGpu) -> GpuResult<Self> {
         Ok(Self { blas: Blas::open(&device)?, device })
     }
 
@@ -27,12 +27,12 @@ impl GpuGemm {
         GemmType::ALL.into_iter().filter(|dtype| self.blas.supports(*dtype))
     }
 
-    pub(super) fn cases(&self, settings: &RooflineSettings) -> usize {
+    pub fn cases(&self, settings: &RooflineSettings) -> usize {
         self.dtypes().count() * settings.gpu_sizes.len()
     }
 
     /// Measures those of the types that the GPU supports.
-    pub(super) fn measure(
+    pub fn measure(
         &self,
         cases: &mut Cases<'_>,
         settings: &RooflineSettings,

@@ -6,10 +6,11 @@
 mod cpu;
 mod gpu;
 
+pub(super) use cpu::SquareGemm;
+pub(super) use gpu::GpuGemm;
 use regatta_model::{RateUnit, RooflineKind};
 
-use super::gpu::{GemmType, GpuResult, RooflineGpu};
-use super::threads::ThreadKernel;
+use super::gpu::GemmType;
 use super::timing::Samples;
 use super::{CaseProgress, Cases, Result, RooflineRow, RooflineSettings, thread_counts};
 
@@ -25,7 +26,7 @@ pub fn measure(
 ) -> Result<Vec<RooflineRow>> {
     let mut cases = Cases::new(report);
     let device = settings.gpu.then(|| cases.device(super::gpu::open())).flatten();
-    let device = device.and_then(|device| cases.device(gpu::GpuGemm::open(device).map(Some)));
+    let device = device.and_then(|device| cases.device(GpuGemm::open(device).map(Some)));
     let counts = thread_counts(settings.threads);
     let of_gpu = device.as_ref().map_or(0, |device| device.cases(settings));
     cases.total = 2 * counts.len() * settings.sizes.len() + of_gpu;
@@ -36,20 +37,6 @@ pub fn measure(
         cases.device(done.map(Some));
     }
     Ok(cases.into_rows())
-}
-
-/// A product of square matrices on one thread.
-pub(super) fn square(rows: usize) -> impl ThreadKernel {
-    cpu::SquareGemm::<f32>::new(rows)
-}
-
-/// Measures bf16 products on a GPU, if it supports them.
-pub(super) fn measure_gpu_bf16(
-    device: RooflineGpu,
-    cases: &mut Cases<'_>,
-    settings: &RooflineSettings,
-) -> GpuResult {
-    gpu::GpuGemm::open(device)?.measure(cases, settings, &[GemmType::Bf16])
 }
 
 /// The row of products of `size` × `size` matrices.

@@ -40,21 +40,16 @@ impl From<LibraryError> for GpuError {
 /// Opens the first visible GPU of either vendor. Without a driver, the node has no GPU of a vendor.
 pub(super) fn open() -> GpuResult<Option<RooflineGpu>> {
     let mut found = Ok(None);
-    for vendor in [Vendor::Nvidia, Vendor::Amd] {
+    for vendor in Vendor::ALL {
         let why = match RooflineGpu::open(vendor, 0) {
             Ok(device) => return Ok(Some(device)),
             Err(error) => error.to_string(),
         };
-        if has_driver(vendor) {
+        if vendor.has_kernel_driver() {
             found = Err(GpuError::new("CPU only", why));
         }
     }
     found
-}
-
-fn has_driver(vendor: Vendor) -> bool {
-    let device = if vendor == Vendor::Nvidia { "/dev/nvidiactl" } else { "/dev/kfd" };
-    std::path::Path::new(device).exists()
 }
 
 impl Cases<'_> {
@@ -73,7 +68,7 @@ mod tests {
 
     #[test]
     fn a_node_without_a_gpu_driver_is_measured_without_a_note() {
-        if ![Vendor::Nvidia, Vendor::Amd].into_iter().any(has_driver) {
+        if !Vendor::ALL.into_iter().any(Vendor::has_kernel_driver) {
             assert!(matches!(open(), Ok(None)));
         }
     }

@@ -6,21 +6,17 @@ use anyhow::{Context, Result, bail};
 use regatta_comm::net_plugin::SUPPORTED_VERSIONS;
 use regatta_discover::loader::{Loader, host_machine};
 use regatta_discover::{Env, Sysroot};
-use regatta_doctor::collect::read_plugin;
 use regatta_doctor::plugin::PluginKind;
 use regatta_measure::rank::BenchError;
 use regatta_measure::request::Backend;
-use regatta_train::regular_file;
 
 use crate::args::bench::BenchRankArgs;
 use crate::commands::launch::nccl_plugins::{NET_VARIABLE, absolute_path, resolve};
+use crate::commands::plugin::library_facts;
 use crate::options::NetPlugin;
 
 /// Selects the plug-in instead of `--net-plugin`.
 const VARIABLE: &str = "REGATTA_NET_PLUGIN";
-
-/// Larger files are not plug-ins.
-const MAX_LEN: u64 = 1 << 30;
 
 /// Checks the plug-in, makes its path absolute for ranks with another working directory, and selects its
 /// backend.
@@ -79,10 +75,8 @@ fn check(path: &Path) -> Result<()> {
 
 /// The versions of the net interface that a library exports, without loading it.
 fn net_versions(path: &Path) -> Result<Vec<u32>> {
-    let file = regular_file::read(path, MAX_LEN);
-    let file = file.with_context(|| format!("cannot read {}", path.display()))?;
     let loader = Loader::new(&Sysroot::live(), &Env::from_process(), host_machine());
-    let facts = read_plugin(&loader, &path.to_string_lossy(), &file, host_machine());
+    let facts = library_facts(&loader, &path.to_string_lossy())?;
     match facts.load.reason() {
         Some(reason) if !reason.is_empty() => bail!("{}: {reason}", path.display()),
         _ => {}

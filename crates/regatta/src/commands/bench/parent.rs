@@ -100,7 +100,7 @@ fn launch_options(ranks: &BenchRankArgs) -> Result<LaunchOptions> {
 /// The number of GPUs that NCCL or RCCL can use; 0 without the library.
 fn gpu_count() -> u32 {
     let count = |vendor| nccl::device_count(vendor).unwrap_or(0);
-    let most = || [Vendor::Nvidia, Vendor::Amd].map(count).into_iter().max().unwrap_or(0);
+    let most = || Vendor::ALL.map(count).into_iter().max().unwrap_or(0);
     forked::isolated(most).unwrap_or(0)
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 
+use regatta_measure::write;
 use regatta_observe::comms::CommsReport;
 use regatta_observe::comms::report::{SizeRow, VariantRow};
 
@@ -55,9 +56,5 @@ fn known(value: Option<impl Display>) -> String {
 }
 
 fn quoted(text: &str) -> String {
-    let text = text.replace(char::is_control, "?");
-    match text.contains([',', '"']) {
-        true => format!("\"{}\"", text.replace('"', "\"\"")),
-        false => text,
-    }
+    write::quoted(text.replace(char::is_control, "?"))
 }

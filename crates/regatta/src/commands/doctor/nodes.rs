@@ -58,10 +58,8 @@ pub fn launch_options(job: &JobConfig) -> Result<LaunchOptions> {
     let counts = RankCountArgs { ranks_per_node: Some(1), ..RankCountArgs::default() };
     let request = LaunchRequest { counts, gpus: true, ..LaunchRequest::default() };
     let mut options = request.options()?;
-    let JobSource { hostfile, nodes, site, site_files, standalone, .. } = job.source.clone();
-    let nodes = nodes.map(|nodes| nodes.saturating_add(job.spares));
-    let (machines, system) = Default::default();
-    let source = JobSource { machines, system, hostfile, nodes, site, site_files, standalone };
+    let nodes = job.source.nodes.map(|nodes| nodes.saturating_add(job.spares));
+    let source = JobSource { nodes, machines: Vec::new(), system: None, ..job.source.clone() };
     options.job = JobConfig {
         source,
         run_dir: job.run_dir.clone(),

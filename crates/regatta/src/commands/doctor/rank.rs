@@ -10,9 +10,8 @@ use regatta_comm::gpu_runtime::Vendor;
 use regatta_discover::{Env, Sysroot};
 use regatta_doctor::collect::{self, CollectOptions, JobIdentity};
 use regatta_doctor::facts::{DirectoryUse, NodeFacts};
-use regatta_doctor::peers::{PeerLimits, PeerTest, PeerTestError};
+use regatta_doctor::peers::{PeerLimits, PeerTest};
 use regatta_doctor::request::{DoctorRequest, NodeReport, NodeTests};
-use regatta_launch::channel::RankEnd;
 use regatta_measure::roofline::{node_rates, rank_threads};
 use regatta_model::{GpuVendor, Machine};
 
@@ -34,8 +33,10 @@ pub fn run(request: &DoctorRequest, context: RankContext) -> Result<ExitCode> {
     let env = Env::from_process();
     let rank = env.get("RANK").and_then(|rank| rank.parse().ok()).unwrap_or(0);
     let root = Sysroot::live();
-    // First: other nodes may be ready earlier.
-    let peer_test = start_peer_test(request, rank);
+    // First, to answer other nodes, which may be ready earlier.
+    let is_needed = request.tests.network && request.table.nodes.len() > 1;
+    let start = || PeerTest::start(&request.table, rank, PeerLimits::default());
+    let peer_test = is_needed.then(start).transpose();
     let machine = context.machine.unwrap_or_else(|| regatta_discover::discover(&root, &env));
     let before = collect::nic_counters(&root, &machine);
     // Before the other tests, which nodes end at different times.
@@ -59,11 +60,11 @@ pub fn run(request: &DoctorRequest, context: RankContext) -> Result<ExitCode> {
         Ok(peers) => facts.peers = peers,
         Err(error) => facts.notes.push(format!("the network was not tested: {error}")),
     }
-    send(&mut channel, NodeReport::Collected(Box::new(facts.clone())))?;
+    channel.send(&NodeReport::Collected(Box::new(facts.clone())))?;
     if request.tests.speed {
         measure(&mut facts);
     }
-    send(&mut channel, NodeReport::Complete(Box::new(facts)))?;
+    channel.send(&NodeReport::Complete(Box::new(facts)))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -71,19 +72,6 @@ pub fn run(request: &DoctorRequest, context: RankContext) -> Result<ExitCode> {
 fn plugin_load_error(path: &str) -> Option<String> {
     let (result, _) = load_library(Path::new(path), &[], LOAD_LIMIT).ok()?;
     result.reason().map(str::to_owned)
-}
-
-/// Starts to answer other nodes; `None` if there is nothing to test.
-fn start_peer_test(
-    request: &DoctorRequest,
-    rank: usize,
-) -> Result<Option<PeerTest<'_>>, PeerTestError> {
-    let is_needed = request.tests.network && request.table.nodes.len() > 1;
-    is_needed.then(|| PeerTest::start(&request.table, rank, PeerLimits::default())).transpose()
-}
-
-fn send(channel: &mut RankEnd, report: NodeReport) -> Result<()> {
-    Ok(channel.send(&report)?)
 }
 
 /// The directories that jobs write to.

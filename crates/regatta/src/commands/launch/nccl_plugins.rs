@@ -44,7 +44,7 @@ pub struct NcclPlugins {
 }
 
 /// The table of the tuner, read once: a restart must not see a changed file.
-struct TuningTable {
+pub struct TuningTable {
     path: PathBuf,
     text: String,
     table: Table,
@@ -148,17 +148,13 @@ fn check_path(variable: &str, path: &str) -> Result<()> {
 }
 
 impl TuningTable {
-    fn read(path: &Path) -> Result<Self> {
+    /// Reads and checks a table.
+    pub fn read(path: &Path) -> Result<Self> {
         let context = || format!("--tuner {}", path.display());
         let text = read_text(path).with_context(context)?;
         let table = text.parse().with_context(context)?;
         Ok(Self { path: path.to_owned(), text, table })
     }
-}
-
-/// Reads and checks a table; for commands that launch the job later.
-pub fn check_table(path: &Path) -> Result<()> {
-    TuningTable::read(path).map(drop)
 }
 
 fn read_text(path: &Path) -> io::Result<String> {

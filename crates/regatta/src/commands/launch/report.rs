@@ -35,7 +35,11 @@ pub fn status_text(status: &JobStatus<'_>) -> String {
         ),
         JobStatus::NodesChanged { update, hosts } => nodes_changed(update, hosts),
         JobStatus::Restarting { restart, max, delay } => restarting(*restart, *max, *delay),
-        JobStatus::Fencing { hosts, remaining } => fencing(hosts, *remaining),
+        JobStatus::Fencing { hosts, remaining } => format!(
+            "{FAINT}waiting up to {} s until the agent of {} has killed its ranks{FAINT:#}\n",
+            remaining.as_secs() + 1,
+            hostlist::compress(hosts)
+        ),
         _ => String::new(),
     }
 }
@@ -146,14 +150,6 @@ fn restarting(restart: u32, max: u32, delay: Duration) -> String {
         seconds => format!(" in {seconds} s"),
     };
     format!("restarting all ranks{delay}: restart {restart} of {max}\n")
-}
-
-/// Which lost nodes a restart waits for.
-fn fencing(hosts: &[&str], remaining: Duration) -> String {
-    let (names, seconds) = (hostlist::compress(hosts), remaining.as_secs() + 1);
-    format!(
-        "{FAINT}waiting up to {seconds} s until the agent of {names} has killed its ranks{FAINT:#}\n"
-    )
 }
 
 /// Which nodes are replaced or dropped, or why the job is not restarted.

@@ -123,9 +123,7 @@ impl Check<'_> {
 
     fn library(&self, path: &str) -> Result<LibraryReport> {
         let path = absolute(path)?;
-        let file = regular_file::read(Path::new(&path), MAX_LEN);
-        let file = file.with_context(|| format!("cannot read {path}"))?;
-        let mut facts = read_plugin(&self.loader, &path, &file, host_machine());
+        let mut facts = library_facts(&self.loader, &path)?;
         if facts.load.reason() == Some("") {
             self.load(&mut facts)?;
         }
@@ -140,6 +138,13 @@ impl Check<'_> {
         }
         Ok(())
     }
+}
+
+/// The facts of a library, without loading it.
+pub fn library_facts(loader: &Loader, path: &str) -> Result<LibraryFacts> {
+    let file = regular_file::read(Path::new(path), MAX_LEN);
+    let file = file.with_context(|| format!("cannot read {path}"))?;
+    Ok(read_plugin(loader, path, &file, host_machine()))
 }
 
 fn absolute(path: &str) -> Result<String> {

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
+pub use check::library_facts;
 pub use load::load_library;
 
 use crate::args::plugin::{PluginArgs, PluginCommand};

@@ -2,10 +2,10 @@
 //! removed, and only while their locks are held, so that no run can start in them meanwhile.
 
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
-use regatta_model::run_folder::{EVENTS, LOG, is_own_name};
+use regatta_model::run_folder::{EVENTS, LOG, is_own_name, unix_seconds};
 use regatta_model::units;
 use regatta_observe::read::lock::lock_all;
 use regatta_observe::read::{Run, RunState, RunSummary, lock_files};
@@ -30,7 +30,7 @@ struct PrunedRun {
 /// Runs the command.
 pub fn run(args: &PruneArgs) -> Result<()> {
     let runs = super::find(&args.root.root)?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    let now = unix_seconds(SystemTime::now());
     let mut pruned = Vec::new();
     for run in selected(runs, args.keep, args.older_than, now) {
         let mut kept = obstacle(&run);

@@ -104,7 +104,7 @@ fn start_error(scheduler: BatchScheduler, error: std::io::Error) -> anyhow::Erro
 }
 
 fn batch_job(args: &SubmitArgs, site: &Site, scheduler: BatchScheduler) -> Result<BatchJob> {
-    let command = utf8_words(&args.command)?;
+    let command = args.command.iter().cloned().map(utf8).collect::<Result<Vec<_>>>()?;
     let kind = RunKind::of(&command);
     let for_programs = [
         ("--ranks-per-node", args.ranks_per_node.is_some()),
@@ -185,7 +185,7 @@ fn launch_options(args: &SubmitArgs, site: &Site) -> Result<Vec<String>> {
 fn plugin_options(args: &SubmitArgs) -> Result<Vec<String>> {
     let mut options = Vec::new();
     if let Some(table) = &args.plugins.tuner {
-        nccl_plugins::check_table(table)?;
+        nccl_plugins::TuningTable::read(table)?;
         let path = std::path::absolute(table)?.into_os_string();
         options.extend([batch::TUNER.to_owned(), utf8(path)?]);
     }
@@ -205,10 +205,6 @@ fn regatta_path(args: &SubmitArgs) -> String {
     let own = std::env::current_exe().ok().and_then(|path| utf8(path.into_os_string()).ok());
     let elsewhere = args.dry_run && args.system.is_some();
     own.filter(|_| !elsewhere).unwrap_or_else(|| "regatta".to_owned())
-}
-
-fn utf8_words(words: &[OsString]) -> Result<Vec<String>> {
-    words.iter().cloned().map(utf8).collect()
 }
 
 fn utf8(text: OsString) -> Result<String> {

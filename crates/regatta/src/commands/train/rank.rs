@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
+use regatta_comm::gather::all_gather;
 use regatta_comm::{Collectives, Comm, bootstrap, hierarchical};
 use regatta_launch::channel::RankEnd;
 use regatta_model::result::STOPPED_EARLY;
@@ -13,7 +14,6 @@ use regatta_predict::cost::rank_cost;
 use regatta_train::config::Config;
 use regatta_train::data::{self, DataDirs, DataSpec, Dataset};
 use regatta_train::metrics::{EndReason, Event};
-use regatta_train::training::gather::all_gather;
 use regatta_train::training::{self, TrainingSetup};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
@@ -161,7 +161,7 @@ pub fn setup(
         gemm_flops_per_second: 0.0,
         device: device.into_device(),
         run: run_id(),
-        require_checkpoint: task.require_checkpoint(),
+        require_checkpoint: task.resume,
         config,
         comm,
         dataset,

@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use regatta_comm::bootstrap::host_name;
 use regatta_launch::channel::ChannelError;
 use regatta_launch::signals::is_termination_signal;
-use regatta_model::run_folder::METRICS;
+use regatta_model::run_folder::{METRICS, unix_seconds};
 use regatta_train::metrics::{Event, JsonLines, Recorder, RunInfo};
 use signal_hook::consts::{SIGCONT, SIGINT, SIGTSTP};
 use signal_hook::low_level::signal_name;
@@ -110,7 +110,7 @@ impl EventReporter for ProgressReporter {
 
     fn log_text(&mut self, event: &Event) -> String {
         self.rank_log.on_event(event, self.start.elapsed().as_secs_f64());
-        String::from_utf8(self.rank_log.take_output()).unwrap_or_default()
+        String::from_utf8(std::mem::take(&mut self.rank_log.out)).unwrap_or_default()
     }
 
     fn on_event_error(&mut self, error: ChannelError) {
@@ -198,7 +198,7 @@ impl EventRecorder {
 
     /// Records an event. Returns a warning if that fails.
     pub fn record(&mut self, event: &Event) -> Option<String> {
-        let now = unix_time();
+        let now = unix_seconds(SystemTime::now());
         if let Event::Start(about) = event {
             // The files of a run without steps left stay unchanged.
             if about.start_step >= about.steps {
@@ -244,11 +244,6 @@ fn lock(output: &SharedOutput) -> MutexGuard<'_, TerminalOutput<StdoutWriter>> {
 }
 
 /// Seconds since the Unix epoch.
-fn unix_time() -> f64 {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    now.map_or(0.0, |now| now.as_secs_f64())
-}
-
 #[cfg(test)]
 mod tests {
     use signal_hook::consts::{SIGTERM, SIGUSR1};

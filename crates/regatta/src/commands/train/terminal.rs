@@ -74,7 +74,7 @@ pub fn terminal_size() -> GetSize {
 /// Progress output to a terminal, file or pipe. Times are in seconds since the start.
 pub struct TerminalOutput<W: Write> {
     mode: OutputMode,
-    out: W,
+    pub out: W,
     size: GetSize,
     pub history: RunHistory,
     screen: InlineScreen,
@@ -89,13 +89,6 @@ pub struct TerminalOutput<W: Write> {
     stopped_at: Option<f64>,
     /// The first write error.
     pub error: Option<io::Error>,
-}
-
-impl TerminalOutput<Vec<u8>> {
-    /// The output since the last call.
-    pub fn take_output(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.out)
-    }
 }
 
 impl<W: Write> TerminalOutput<W> {
@@ -248,16 +241,11 @@ impl<W: Write> TerminalOutput<W> {
         }
     }
 
-    fn print(&mut self, text: &str) {
-        let text = self.with_mode_colours(text);
-        self.write(&text);
-    }
-
     /// Strips colours unless the mode has them.
-    fn with_mode_colours(&self, text: &str) -> String {
+    fn print(&mut self, text: &str) {
         match self.mode {
-            OutputMode::Dashboard { colour: true } => text.to_owned(),
-            _ => strip_str(text).to_string(),
+            OutputMode::Dashboard { colour: true } => self.write(text),
+            _ => self.write(&strip_str(text).to_string()),
         }
     }
 

@@ -1,8 +1,8 @@
 //! Checkpoints of the training loop, one at a time and in the background.
 
-use regatta_comm::{Collectives, ReduceOp};
+use regatta_comm::{Collectives, ReduceOp, gather};
 
-use super::super::{Result, TrainingLoop, gather};
+use super::super::{Result, TrainingLoop};
 use super::SaveOutcome;
 use crate::checkpoint::CheckpointMeta;
 use crate::metrics::Event;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use regatta_comm::gather::all_gather;
 use regatta_comm::{Comm, DType, ReduceOp};
 use regatta_doctor::Verdict;
 use regatta_doctor::judge::majority::Groups;
@@ -18,7 +19,6 @@ use regatta_model::units::{
 use regatta_model::{CpuSet, Operation};
 use regatta_observe::view::train::history::RunHistory;
 use regatta_train::metrics::{EndReason, Event, StepSeconds};
-use regatta_train::training::gather::all_gather;
 use regatta_train::training::smoke::{SmokeRun, StateDigest};
 use regatta_train::training::{TrainingSetup, check_agreement};
 use serde::{Deserialize, Serialize};
