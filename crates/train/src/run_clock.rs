@@ -16,7 +16,7 @@ const STOPPED: Duration = Duration::from_secs(1);
 
 /// The time on this process's clock. Compare it only with other readings of this clock.
 pub fn now() -> Instant {
-    ProcessClock::get().read().0
+    read().0
 }
 
 /// The time since an earlier reading of this process's clock.
@@ -26,35 +26,24 @@ pub fn elapsed(since: Instant) -> Duration {
 
 /// The time in which this process was stopped, since the first reading.
 pub fn stopped() -> Duration {
-    ProcessClock::get().read().1
+    read().1
 }
 
-struct ProcessClock {
-    start: Instant,
-    clock: Mutex<RunClock>,
-}
-
-impl ProcessClock {
-    /// The clock, whose thread starts with the first reading.
-    fn get() -> &'static Self {
-        static CLOCK: OnceLock<ProcessClock> = OnceLock::new();
-        CLOCK.get_or_init(|| {
-            let tick = || loop {
-                std::thread::sleep(TICK);
-                now();
-            };
-            let thread = std::thread::Builder::new().name("run-clock".to_owned()).spawn(tick);
-            // Without the thread, every long interval would count as a stop.
-            let limit = if thread.is_ok() { STOPPED } else { Duration::MAX };
-            Self { start: Instant::now(), clock: Mutex::new(RunClock::new(limit)) }
-        })
-    }
-
-    /// The time, and the time in which the process was stopped.
-    fn read(&self) -> (Instant, Duration) {
-        let mut clock = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
-        (self.start + clock.read(self.start.elapsed()), clock.stopped)
-    }
+/// Reads the clock of the process: its time, and the time in which the process was stopped.
+fn read() -> (Instant, Duration) {
+    static CLOCK: OnceLock<(Instant, Mutex<RunClock>)> = OnceLock::new();
+    let (start, clock) = CLOCK.get_or_init(|| {
+        let tick = || loop {
+            std::thread::sleep(TICK);
+            now();
+        };
+        let thread = std::thread::Builder::new().name("run-clock".to_owned()).spawn(tick);
+        // Without the thread, every long interval would count as a stop.
+        let limit = if thread.is_ok() { STOPPED } else { Duration::MAX };
+        (Instant::now(), Mutex::new(RunClock::new(limit)))
+    });
+    let mut clock = clock.lock().unwrap_or_else(PoisonError::into_inner);
+    (*start + clock.read(start.elapsed()), clock.stopped)
 }
 
 /// The time in which a process ran, as a function of the monotonic time.

@@ -65,7 +65,7 @@ impl Trainer {
 
     /// Peak memory of parameters, gradients, optimizer state and activations.
     pub fn state_and_activation_bytes(&self) -> u64 {
-        let activations = self.engine.device_model.activation_bytes();
+        let activations = self.engine.device_model.pool.peak_bytes();
         self.engine.state.memory().state() + activations as u64
     }
 

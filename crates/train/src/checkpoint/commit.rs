@@ -70,7 +70,7 @@ impl CheckpointDir {
         let manifest = Manifest::gather(meta, sidecars)
             .map_err(|why| CheckpointError::File { path: path.clone(), why })?;
         self.clean(&partial, &manifest)?;
-        let text = manifest.to_text();
+        let text = manifest::to_text(&manifest);
         let sum = format!("{}  {MANIFEST}\n", hex(&Sha256::digest(&text)));
         self.write_text(&path, &text)?;
         self.write_text(&partial.join(MANIFEST_SUM), &sum)?;

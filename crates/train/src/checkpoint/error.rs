@@ -111,4 +111,9 @@ impl CheckpointError {
             _ => Self::NotWritable { path, source },
         }
     }
+
+    /// A tensor of a Hugging Face model is wrong.
+    pub(super) fn damaged_tensor(path: &Path, name: &str, why: String) -> Self {
+        Self::Damaged { path: path.to_owned(), key: format!("tensor {name}"), why }
+    }
 }

@@ -154,11 +154,6 @@ impl Tensor {
 }
 
 impl Sidecar {
-    /// Serialises it.
-    pub fn to_text(&self) -> String {
-        to_text(self)
-    }
-
     /// Parses one.
     pub fn parse(text: &str) -> Result<Self, String> {
         let sidecar: Self = versioned(text, "")?;
@@ -171,11 +166,6 @@ impl Sidecar {
 }
 
 impl Manifest {
-    /// Serialises it.
-    pub fn to_text(&self) -> String {
-        to_text(self)
-    }
-
     /// Assembles the manifest from the sidecars, in rank order, and validates them.
     pub fn gather(meta: CheckpointMeta, sidecars: Vec<Sidecar>) -> Result<Self, String> {
         let ranks = sidecars.len();
@@ -232,7 +222,8 @@ impl Manifest {
     }
 }
 
-fn to_text<T: Serialize>(document: &T) -> String {
+/// Serialises a manifest or a sidecar.
+pub fn to_text<T: Serialize>(document: &T) -> String {
     // Serialising these types is infallible.
     let mut text = serde_json::to_string_pretty(document).unwrap_or_default();
     text.push('\n');

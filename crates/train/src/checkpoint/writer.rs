@@ -14,7 +14,7 @@ use super::dir_layout::{self, LOCK, Role};
 use super::disk::{Disk, SystemDisk};
 use super::error::{CheckpointError, Result};
 use super::find::Skipped;
-use super::manifest::{CheckpointMeta, Sidecar, VERSION};
+use super::manifest::{self, CheckpointMeta, Sidecar, VERSION};
 use super::shard::{Shard, ShardMeta};
 use super::shard_file::{self, ShardFileLayout};
 use crate::lock_file::{LockResult, lock_file};
@@ -116,12 +116,12 @@ impl Writer {
     /// Starts to write this rank's shards, possibly none, in the background.
     pub fn begin(&mut self, meta: CheckpointMeta, shards: Vec<Shard>) -> Result<()> {
         let metas: Vec<ShardMeta> = shards.iter().map(|shard| shard.meta.clone()).collect();
-        let (task, layout) = self.prepare(meta, &metas)?;
+        let task = self.prepare(meta, &metas)?;
         shards.iter().try_for_each(shard_file::check)?;
         let step = task.step;
         let thread = thread::Builder::new()
             .name("checkpoint".to_owned())
-            .spawn(move || task.run(&layout, shards.into_iter().map(Ok)))
+            .spawn(move || task.run(shards.into_iter().map(Ok)))
             .map_err(CheckpointError::io("start a thread for", &self.dir.path))?;
         self.thread = Some((step, thread));
         Ok(())
@@ -135,7 +135,7 @@ impl Writer {
         shards: Vec<ShardMeta>,
         elements: &mut dyn FnMut(usize) -> Result<Vec<f32>, E>,
     ) -> Result<(), E> {
-        let (task, layout) = self.prepare(meta, &shards)?;
+        let task = self.prepare(meta, &shards)?;
         let mut missing = None;
         let shards = shards.into_iter().enumerate().map(|(number, meta)| match elements(number) {
             Ok(elements) => Ok(Shard { meta, elements }),
@@ -145,24 +145,20 @@ impl Writer {
                 Err(CheckpointError::InvalidShard { name, why })
             }
         });
-        let (step, result) = (task.step, task.run(&layout, shards));
+        let (step, result) = (task.step, task.run(shards));
         self.state = State::after(step, result);
         missing.map_or(Ok(()), Err)
     }
 
     /// The task of a new save.
-    fn prepare(
-        &mut self,
-        meta: CheckpointMeta,
-        shards: &[ShardMeta],
-    ) -> Result<(Task, ShardFileLayout)> {
+    fn prepare(&mut self, meta: CheckpointMeta, shards: &[ShardMeta]) -> Result<Task> {
         if let State::Writing { step } = self.state() {
             return Err(CheckpointError::Busy { writing: step });
         }
         let layout = shard_file::lay_out(shards)?;
         let (dir, step, rank, ranks) = (self.dir.clone(), meta.step, self.rank, self.ranks);
         self.meta = Some(meta);
-        Ok((Task { dir, step, rank, ranks }, layout))
+        Ok(Task { dir, step, rank, ranks, layout })
     }
 
     /// The state, without waiting.
@@ -231,15 +227,12 @@ struct Task {
     step: u64,
     rank: usize,
     ranks: usize,
+    layout: ShardFileLayout,
 }
 
 impl Task {
-    fn run(
-        self,
-        layout: &ShardFileLayout,
-        shards: impl ExactSizeIterator<Item = Result<Shard>>,
-    ) -> Result<()> {
-        self.write(layout, shards).inspect_err(|_| {
+    fn run(self, shards: impl ExactSizeIterator<Item = Result<Shard>>) -> Result<()> {
+        self.write(shards).inspect_err(|_| {
             // Leftovers are removed at the next start.
             let Self { dir: CheckpointDir { disk, .. }, rank, .. } = &self;
             let folder = self.dir.step(self.step, Role::Partial);
@@ -252,15 +245,11 @@ impl Task {
         })
     }
 
-    fn write(
-        &self,
-        layout: &ShardFileLayout,
-        shards: impl ExactSizeIterator<Item = Result<Shard>>,
-    ) -> Result<()> {
+    fn write(&self, shards: impl ExactSizeIterator<Item = Result<Shard>>) -> Result<()> {
         let disk = &*self.dir.disk;
         let folder = self.dir.step(self.step, Role::Partial);
         let path = folder.join(dir_layout::shard(self.rank));
-        let (needed, free) = (layout.bytes, disk.free_bytes(&self.dir.path));
+        let (needed, free) = (self.layout.bytes, disk.free_bytes(&self.dir.path));
         if free.is_some_and(|free| free < needed) {
             return Err(CheckpointError::NoSpace { path, needed, free });
         }
@@ -268,12 +257,13 @@ impl Task {
         let (bytes, shards) = if shards.len() == 0 {
             (0, Vec::new())
         } else {
-            (needed, shard_file::write(disk, &path, layout, shards)?)
+            (needed, shard_file::write(disk, &path, &self.layout, shards)?)
         };
         let (step, rank, ranks) = (self.step, self.rank, self.ranks);
         let sidecar = Sidecar { version: VERSION, step, rank, ranks, bytes, shards };
         // The sidecar is written last: it marks the data as complete.
-        self.dir.write_text(&folder.join(dir_layout::sidecar(rank)), &sidecar.to_text())?;
+        self.dir
+            .write_text(&folder.join(dir_layout::sidecar(rank)), &manifest::to_text(&sidecar))?;
         self.dir.sync(&folder)
     }
 }

@@ -7,8 +7,6 @@
 
 mod blocks;
 mod disk_tier;
-mod error;
-mod host_tier;
 mod pinned_pool;
 mod swap_file;
 mod transfer;
@@ -16,7 +14,6 @@ mod transfer;
 use std::path::PathBuf;
 
 pub use blocks::OffloadedBlocks;
-pub use error::{OffloadError, Result};
 pub use regatta_predict::layout::Tier;
 pub use swap_file::{PendingIo, SwapFile};
 

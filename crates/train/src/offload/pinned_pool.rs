@@ -7,14 +7,14 @@ use regatta_comm::DType;
 use regatta_device::HostTensor;
 use regatta_device::ops::Device;
 
-use super::Result;
+use crate::step_error::Result;
 
 /// Pinned buffers of one dtype, reused by length: page-locking memory is slow.
 pub(super) struct PinnedPool {
     device: Arc<dyn Device>,
     dtype: DType,
     free: HashMap<usize, Vec<HostTensor>>,
-    bytes: usize,
+    pub bytes: usize,
 }
 
 impl PinnedPool {
@@ -35,10 +35,5 @@ impl PinnedPool {
     /// Returns a buffer, which a copy may still access.
     pub fn give(&mut self, buffer: HostTensor) {
         self.free.entry(buffer.len()).or_default().push(buffer);
-    }
-
-    /// Bytes of all buffers, in use or free.
-    pub fn bytes(&self) -> usize {
-        self.bytes
     }
 }

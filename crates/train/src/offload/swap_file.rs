@@ -11,8 +11,7 @@ use std::thread::JoinHandle;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::{Errno, retry_on_intr};
 
-use super::error::hint;
-use super::{OffloadError, Result};
+use crate::step_error::{Result, StepError};
 use regatta_device::HostTensor;
 use regatta_model::rank_bytes::IoBytes;
 
@@ -51,10 +50,8 @@ impl PendingIo {
     /// Waits for completion and returns the tensor.
     pub fn wait(self) -> Result<HostTensor> {
         let disconnected = |_| {
-            let why = "the I/O thread panicked".to_owned();
-            let (operation, hint) = ("access", "restart the training");
-            let (offset, bytes) = (0, 0);
-            Err(OffloadError::Io { file: self.path, offset, bytes, operation, why, hint })
+            let (action, why) = ("access it".to_owned(), "the I/O thread panicked".to_owned());
+            Err(StepError::Offload { file: self.path, action, why, hint: "restart the training" })
         };
         self.done.recv().unwrap_or_else(disconnected)
     }
@@ -64,8 +61,7 @@ impl SwapFile {
     /// Creates a zeroed file and reserves all of its space, so that a full disk fails here.
     pub fn create(path: &Path, bytes: u64) -> Result<Self> {
         let failed = |file: &Path, error: io::Error| {
-            let (why, hint) = (error.to_string(), hint(&error));
-            OffloadError::Create { file: file.to_owned(), bytes, why, hint }
+            StepError::offload(file, format!("create a swap file of {bytes} bytes"), &error)
         };
         let dir = path.parent().unwrap_or(Path::new(""));
         std::fs::create_dir_all(dir).map_err(|error| failed(path, error))?;
@@ -174,7 +170,7 @@ fn reserve(file: &File, bytes: u64) -> io::Result<()> {
 
 fn serve(file: &File, path: &Path, queue: &Receiver<Request>) {
     // After a failed write the contents are unknown: all later operations fail, too.
-    let mut failed: Option<OffloadError> = None;
+    let mut failed: Option<StepError> = None;
     for Request { offset, tensor, operation, done } in queue {
         let result = match &failed {
             Some(error) => Err(error.clone()),
@@ -201,8 +197,8 @@ fn execute(
         IoOperation::Write => (file.write_all_at(tensor.bytes_mut()?, offset), "write"),
     };
     let failed = |error: io::Error| {
-        let (why, hint) = (error.to_string(), hint(&error));
-        OffloadError::Io { file: path.to_owned(), offset, bytes, operation, why, hint }
+        let action = format!("{operation} {bytes} bytes at offset {offset}");
+        StepError::offload(path, action, &error)
     };
     result.map(|()| tensor).map_err(failed)
 }

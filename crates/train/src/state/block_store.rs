@@ -20,8 +20,7 @@ use super::{ParamInit, Result, ShardingConfig, StepError, ZeroPartition};
 use crate::buffer_pool::BufferPool;
 use crate::model::Model;
 use crate::offload::OffloadedBlocks;
-use crate::parallel::{ProcessGroups, ZeroStage, collective};
-use crate::run_clock;
+use crate::parallel::{ProcessGroups, WaitTime, ZeroStage, collective};
 use regatta_device::ops::Device;
 use regatta_device::tensor::{Tensor, View, ViewMut};
 use regatta_model::rank_bytes::IoBytes;
@@ -52,8 +51,9 @@ pub struct BlockStore {
     pub grads: GradStore,
     /// First and second moment of this rank's shards, one behind the other.
     pub(super) moments: OffloadedBlocks,
-    wait_time: Duration,
-    generated: usize,
+    wait_time: WaitTime,
+    /// Random values that this rank generated to initialise its parameters.
+    pub generated_elements: usize,
 }
 
 /// The parameters of a block.
@@ -84,13 +84,19 @@ enum Sequence {
 }
 
 impl ParamSlot {
-    /// This rank's shard of a resident block; empty if the block is of another rank.
-    pub fn shard(&self, range: &Range<usize>) -> View<'_> {
+    /// The parameters of a resident block; empty if the block is of another rank.
+    fn params(&self) -> View<'_> {
         match &self.full {
-            FullBlock::Resident(full) => full.view().slice(range.clone()),
+            FullBlock::Resident(full) => full.view(),
             _ if !self.is_local => View::from_slice::<f32>(&[]),
             _ => unreachable!("a block is not resident"),
         }
+    }
+
+    /// This rank's shard of a resident block; empty if the block is of another rank.
+    pub fn shard(&self, range: &Range<usize>) -> View<'_> {
+        let params = self.params();
+        if params.is_empty() { params } else { params.slice(range.clone()) }
     }
 
     /// Mutable view of this rank's shard of a resident block.
@@ -158,7 +164,7 @@ impl BlockStore {
         };
         let mut store = Self {
             blocks: (0..model.blocks.len()).map(new_block).collect(),
-            shard_count: partition.ranks(),
+            shard_count: partition.ranks,
             device: device.clone(),
             weight_dtype,
             is_sharded,
@@ -168,8 +174,8 @@ impl BlockStore {
             last_prefetched: 0,
             grads: GradStore::new(device, &partition, &model.blocks, is_local),
             moments,
-            wait_time: Duration::ZERO,
-            generated: 0,
+            wait_time: WaitTime::default(),
+            generated_elements: 0,
             partition,
             shards,
         };
@@ -200,13 +206,8 @@ impl BlockStore {
                 (None, _) => {}
             }
         }
-        self.generated = initializer.generated;
+        self.generated_elements = initializer.generated;
         Ok(())
-    }
-
-    /// Random values that this rank generated to initialise its parameters.
-    pub fn generated_elements(&self) -> usize {
-        self.generated
     }
 
     /// The blocks that this rank has.
@@ -217,18 +218,15 @@ impl BlockStore {
 
     /// Starts to unshard a block that is needed soon.
     pub fn prefetch(&mut self, block: usize) {
-        let start = run_clock::now();
-        self.start_unshard(block);
-        // It may have waited for the disk.
-        self.wait_time += run_clock::elapsed(start);
+        let wait_time = self.wait_time.clone();
+        // It may wait for the disk.
+        wait_time.measure(|| self.start_unshard(block));
     }
 
     /// Unshards a block: its full parameters are in memory until `reshard` is called as often.
     pub fn unshard(&mut self, block: usize) -> Result<()> {
-        let start = run_clock::now();
-        let result = self.finish_unshard(block);
-        self.wait_time += run_clock::elapsed(start);
-        result
+        let wait_time = self.wait_time.clone();
+        wait_time.measure(|| self.finish_unshard(block))
     }
 
     fn start_unshard(&mut self, block: usize) {
@@ -243,7 +241,7 @@ impl BlockStore {
 
     fn start_all_gather(&mut self, block: usize) -> Result<()> {
         let Some(comm) = self.partition.shard_group.clone() else {
-            return Ok(self.pass_shards().map_or(Ok(()), |shards| shards.prefetch(block))?);
+            return self.pass_shards().map_or(Ok(()), |shards| shards.prefetch(block));
         };
         let Some(shards) = self.pass_shards() else { return Ok(()) };
         shards.load(block)?;
@@ -334,11 +332,7 @@ impl BlockStore {
 
     /// The full parameters of an unsharded block; empty if this rank does not have it.
     pub fn params(&self, block: usize) -> View<'_> {
-        match &self.blocks[block] {
-            ParamSlot { full: FullBlock::Resident(full), .. } => full.view(),
-            ParamSlot { is_local: false, .. } => View::from_slice::<f32>(&[]),
-            _ => unreachable!("block {block} is not unsharded"),
-        }
+        self.blocks[block].params()
     }
 
     /// Ends one use of an unsharded block; the last one frees it if parameters are sharded.
@@ -354,11 +348,6 @@ impl BlockStore {
                 None => self.put_shard_back(block, tensor),
             }
         }
-    }
-
-    /// Starts to reduce the gradients of a block to which a pass added its contribution.
-    pub fn reduce_grads(&mut self, block: usize, sync: GradSync) -> Result<()> {
-        self.grads.reduce(block, sync)
     }
 
     /// Cancels a prefetch, because the shard is about to change.
@@ -461,16 +450,12 @@ impl BlockStore {
 
     /// The full parameters of an unsharded block, and its gradients.
     pub fn params_and_grads(&mut self, block: usize) -> (View<'_>, ViewMut<'_>) {
-        let params = match &self.blocks[block].full {
-            FullBlock::Resident(full) => full.view(),
-            _ => unreachable!("block {block} is not unsharded"),
-        };
-        (params, self.grads.full(block))
+        (self.blocks[block].params(), self.grads.full(block))
     }
 
     /// Returns the time that passes were blocked on other ranks or the disk, and resets it.
-    pub fn take_wait_time(&mut self) -> Duration {
-        std::mem::take(&mut self.wait_time) + self.grads.take_wait_time()
+    pub fn take_wait_time(&self) -> Duration {
+        self.wait_time.take() + self.grads.wait_time.take()
     }
 
     /// Memory of the state on this rank.

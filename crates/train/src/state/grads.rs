@@ -12,14 +12,12 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 use regatta_comm::{DType, Pending};
 
 use super::{Result, ZeroPartition};
 use crate::buffer_pool::{BufferPool, alloc_comm_buffer, byte_len};
-use crate::parallel::{ZeroStage, collective};
-use crate::run_clock;
+use crate::parallel::{WaitTime, ZeroStage, collective};
 use regatta_device::ops::Device;
 use regatta_device::tensor::{Tensor, View, ViewMut};
 use regatta_predict::cost::StateBytes;
@@ -47,7 +45,7 @@ pub struct GradStore {
     pool: BufferPool,
     reduce_scatters: VecDeque<ReduceScatter>,
     all_reduces: VecDeque<AllReduce>,
-    wait_time: Duration,
+    pub(super) wait_time: WaitTime,
 }
 
 struct GradBlock {
@@ -106,7 +104,7 @@ impl GradStore {
             partition: partition.clone(),
             reduce_scatters: VecDeque::new(),
             all_reduces: VecDeque::new(),
-            wait_time: Duration::ZERO,
+            wait_time: WaitTime::default(),
         }
     }
 
@@ -169,7 +167,7 @@ impl GradStore {
     }
 
     /// As [`super::BlockStore::reduce_grads`].
-    pub(super) fn reduce(&mut self, block: usize, sync: GradSync) -> Result<()> {
+    pub fn reduce(&mut self, block: usize, sync: GradSync) -> Result<()> {
         if !self.is_reduced(sync) {
             return Ok(());
         }
@@ -257,10 +255,7 @@ impl GradStore {
     }
 
     fn wait_for(&mut self, pending: Pending) -> Result<Tensor> {
-        let start = run_clock::now();
-        let tensor = collective::wait(&*self.device, pending, self.dtype);
-        self.wait_time += run_clock::elapsed(start);
-        Ok(tensor?)
+        Ok(self.wait_time.measure(|| collective::wait(&*self.device, pending, self.dtype))?)
     }
 
     /// Waits for all reductions of the step.
@@ -281,11 +276,6 @@ impl GradStore {
             }
             _ => View::from_slice::<f32>(&[]),
         }
-    }
-
-    /// Returns the time blocked on other ranks and resets it.
-    pub(super) fn take_wait_time(&mut self) -> Duration {
-        std::mem::take(&mut self.wait_time)
     }
 
     /// Memory in use between steps.

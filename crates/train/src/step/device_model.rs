@@ -23,7 +23,8 @@ pub struct DeviceModel {
     pub tensor: TensorParallel,
     /// Context parallelism.
     pub context: ContextParallel,
-    pool: BufferPool,
+    /// Buffers of activations.
+    pub pool: BufferPool,
     positions: PositionCache,
 }
 
@@ -76,21 +77,6 @@ impl DeviceModel {
     pub(super) fn read_scalar(&self, scalar: &Tensor) -> Result<f64> {
         let values = self.device.read_scalars(scalar.view())?;
         Ok(values.first().copied().unwrap_or(0.0))
-    }
-
-    /// Peak memory of activations and their gradients, in bytes.
-    pub fn activation_bytes(&self) -> usize {
-        self.pool.peak_bytes()
-    }
-
-    /// The buffers of activations and their gradients.
-    pub(super) fn pool(&self) -> &BufferPool {
-        &self.pool
-    }
-
-    /// Frees unused activation buffers, before passes of another size.
-    pub fn trim_buffers(&self) {
-        self.pool.trim();
     }
 
     /// Returns the time that passes were blocked on tensor- and context-parallel ranks, and resets it.

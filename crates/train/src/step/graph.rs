@@ -209,7 +209,7 @@ impl Engine {
             && device_model.device.can_capture()
             && state.is_pass_local(sync)
             // Graphs overwrite the buffers that were free in the capture.
-            && device_model.pool().is_idle()
+            && device_model.pool.is_idle()
     }
 
     /// Returns whether graphs were launched.
@@ -221,7 +221,7 @@ impl Engine {
         let result = self.run_shape(&mut state, micro_batch, capture);
         if result.is_err() {
             // Buffers that the capture allocated may lack memory.
-            self.device_model.trim_buffers();
+            self.device_model.pool.trim();
         }
         let by_graph = "as CUDA graphs";
         let notes = &mut self.notes;
@@ -257,7 +257,7 @@ impl Engine {
     fn graph_memory(&self, loss: usize) -> GraphMemory {
         let mut addresses = self.state.addresses();
         addresses.push(loss);
-        GraphMemory { pool_trims: self.device_model.pool().trims(), addresses }
+        GraphMemory { pool_trims: self.device_model.pool.trims(), addresses }
     }
 
     fn capture_training(
@@ -291,7 +291,7 @@ impl Engine {
 }
 
 /// Captures a pass.
-fn capture_pass(
+pub(super) fn capture_pass(
     device: &dyn Device,
     masks: GraphMasks<'_>,
     pass: &mut dyn FnMut() -> Result<()>,

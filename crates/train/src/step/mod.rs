@@ -233,7 +233,8 @@ impl Engine {
         let loss = self.run_schedule(config, &micro_batches, &mut timings, on_progress)?;
         let start = run_clock::now();
         self.state.grads.wait()?;
-        timings.optimizer += self.compute_time(start, &mut timings.communication);
+        let Self { device_model, state, .. } = self;
+        timings.optimizer += compute_time(device_model, state, start, &mut timings.communication);
         let start = run_clock::now();
         self.device_timings.begin(&*device, Phase::Optimizer);
         self.optimizer_step(config)?;
@@ -258,11 +259,6 @@ impl Engine {
     /// All ranks of a tensor-parallel group have the same loss; the first one counts it.
     fn counted_loss(&self, loss: f64) -> f64 {
         if self.groups.coord.tp == 0 { loss } else { 0.0 }
-    }
-
-    /// The time since `start` without blocking, which is added to `communication`.
-    fn compute_time(&mut self, start: Instant, communication: &mut Duration) -> Duration {
-        compute_time(&self.device_model, &mut self.state, start, communication)
     }
 }
 

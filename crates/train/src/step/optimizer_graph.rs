@@ -4,6 +4,7 @@
 //! A step that communicates, or that copies state between memory tiers, runs without a graph.
 
 use super::captured::Captured;
+use super::graph::capture_pass;
 use super::optimizer::{OptimizerScalars, UpdateArgs};
 use super::{Engine, OptimizerStep, StepConfig};
 use crate::state::Result;
@@ -89,11 +90,10 @@ impl Engine {
     ) -> Result<Graph> {
         let device = self.device_model.device.clone();
         let masks = GraphMasks { masks: &[], words: View::from_slice::<i32>(&[]) };
-        let mut result = Ok(());
-        let graph = device.capture(masks, &mut || {
-            result = self.queue_update(config, scalars, UpdateArgs::InDeviceMemory);
+        capture_pass(&*device, masks, &mut || {
+            self.queue_update(config, scalars, UpdateArgs::InDeviceMemory)?;
             self.state.grads.zero();
-        })?;
-        result.map(|()| graph)
+            Ok(())
+        })
     }
 }

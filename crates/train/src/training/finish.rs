@@ -12,7 +12,7 @@ impl TrainingLoop {
     /// Saves the final checkpoint, validates, generates a sample and reports the summary.
     pub(super) fn finish(&mut self, reason: EndReason, emit: &mut dyn FnMut(Event)) -> Result<()> {
         let saved = self.save_final_checkpoint(emit);
-        let is_new = self.done > self.throughput.start_step();
+        let is_new = self.done > self.throughput.info.start_step;
         let is_complete = is_new && reason == EndReason::Completed;
         if is_complete || is_new && is_due(self.done, self.config.train.eval_interval) {
             self.validate(emit)?;

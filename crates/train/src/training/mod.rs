@@ -324,9 +324,9 @@ impl TrainingLoop {
         let (engine, comm, micro_batch) = (&mut self.engine, &*self.comm, self.plan.micro_batch);
         let count = (self.config.train.eval_batches * self.plan.batch) as u64;
         // Buffers of both batch sizes at once would need more memory.
-        engine.device_model.trim_buffers();
+        engine.device_model.pool.trim();
         let loss = evaluate::validation_loss(engine, comm, loader, count, micro_batch)?;
-        engine.device_model.trim_buffers();
+        engine.device_model.pool.trim();
         self.throughput.val_loss = Some(loss);
         emit(Event::Validation { step: self.done, loss });
         Ok(())

@@ -60,7 +60,8 @@ pub fn run_info(
 /// Throughput and losses of a run.
 #[derive(Debug)]
 pub struct Throughput {
-    info: RunInfo,
+    /// The run.
+    pub info: RunInfo,
     flops_per_token: f64,
     start: Instant,
     /// Time in which this process was stopped before the start.
@@ -84,11 +85,6 @@ impl Throughput {
             loss: f64::NAN,
             val_loss: None,
         }
-    }
-
-    /// Steps finished before the start.
-    pub fn start_step(&self) -> u64 {
-        self.info.start_step
     }
 
     /// Completes the metrics of a step that has just finished. The total and the checkpoint time are this

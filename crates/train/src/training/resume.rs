@@ -4,10 +4,10 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use regatta_comm::{Collectives, Comm, CommError};
+use regatta_comm::Comm;
 
-use super::TrainingSetup;
 use super::error::{Result, TrainError};
+use super::{TrainingSetup, gather};
 use crate::checkpoint::manifest::DATA;
 use crate::checkpoint::{self, Checkpoint, CheckpointError, CheckpointMeta, Skipped};
 use crate::config::{Config, Resume};
@@ -35,30 +35,19 @@ pub fn find_on_all_ranks(setup: &TrainingSetup, own: &Path) -> Result<Option<Res
         // Relative to the configured path, which may be mounted elsewhere on other nodes.
         let relative = found.as_ref().map(|found| {
             let folder = found.checkpoint.folder();
-            folder.strip_prefix(&base).unwrap_or(folder).as_os_str().as_bytes()
+            folder.strip_prefix(&base).unwrap_or(folder).as_os_str().as_bytes().to_vec()
         });
-        broadcast_bytes(comm, relative)?;
+        gather::all_gather(comm, &relative)?;
         return Ok(found);
     }
-    let Some(relative) = broadcast_bytes(comm, None)? else { return Ok(None) };
+    let of_ranks = gather::all_gather(comm, &None::<Vec<u8>>)?;
+    let Some(relative) = of_ranks.into_iter().next().flatten() else { return Ok(None) };
     let folder = match &relative[..] {
         [] => base,
         relative => base.join(OsStr::from_bytes(relative)),
     };
     let checkpoint = Checkpoint::open(&folder).map_err(|why| unreadable(comm, &folder, why))?;
     Ok(Some(ResumePoint { checkpoint, skipped: Vec::new() }))
-}
-
-/// Broadcasts optional bytes from rank 0.
-fn broadcast_bytes(comm: &dyn Comm, bytes: Option<&[u8]>) -> Result<Option<Vec<u8>>, CommError> {
-    let mut length = [bytes.map_or(-1, |bytes| bytes.len() as i64)];
-    comm.broadcast(&mut length, 0)?;
-    let Ok(length) = usize::try_from(length[0]) else { return Ok(None) };
-    let mut text = bytes.map_or_else(|| vec![0; length], <[u8]>::to_vec);
-    if length > 0 {
-        comm.broadcast(&mut text, 0)?;
-    }
-    Ok(Some(text))
 }
 
 /// The error of a rank that cannot read a checkpoint.

@@ -11,7 +11,7 @@ use super::gpu_memory::GpuMemoryPeak;
 use super::report::{self, Throughput};
 use super::reservation::{max_tensors, reserve};
 use super::usage::Usage;
-use super::{TOKENIZER, TrainingLoop, TrainingSetup, resume};
+use super::{TOKENIZER, TrainingLoop, TrainingSetup, gather, resume};
 use crate::checkpoint::manifest::{DATA, MICRO_BATCH, RUN, SPLIT};
 use crate::checkpoint::{
     Checkpoint, CheckpointMeta, has_checkpoint, has_checkpoint_of_run, is_in_dir,
@@ -25,6 +25,7 @@ use crate::run_paths;
 use crate::state::{ParamInit, ShardingConfig};
 use crate::step::{DeviceModel, Engine};
 use regatta_model::run_folder::OFFLOADED;
+use regatta_model::text::hex;
 use regatta_predict::cost::rank_cost;
 use regatta_predict::layout::ParallelLayout;
 use regatta_predict::mesh::Mesh;
@@ -274,11 +275,9 @@ fn validation_loader(
 pub fn check_agreement(setup: &TrainingSetup) -> Result<()> {
     let (comm, config) = (&*setup.comm, setup.config.to_toml());
     for (what, text) in [("configuration", &config), ("data", &setup.dataset.digest)] {
-        let own: Vec<u8> = Sha256::digest(text.as_bytes()).to_vec();
-        let mut all = vec![0u8; own.len() * comm.size() as usize];
-        comm.all_gather(&own, &mut all)?;
-        let mut ranks = (0..).zip(all.chunks_exact(own.len()));
-        if let Some((rank, _)) = ranks.find(|(_, digest)| *digest != &all[..own.len()]) {
+        let digests = gather::all_gather(comm, &hex(&Sha256::digest(text)))?;
+        let mut ranks = (0..).zip(&digests);
+        if let Some((rank, _)) = ranks.find(|(_, digest)| **digest != digests[0]) {
             let host = comm.peer(rank).host;
             return Err(TrainError::RankMismatch { rank, host, what });
         }

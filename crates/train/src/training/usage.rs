@@ -42,7 +42,7 @@ impl Usage {
     /// Predicted and peak memory, by category.
     pub fn memory(&self, engine: &Engine) -> Vec<PeakBytes> {
         let MemoryBytes { params, grads, optimizer, pinned, .. } = engine.state.memory();
-        let activations = engine.device_model.activation_bytes() as u64;
+        let activations = engine.device_model.pool.peak_bytes() as u64;
         let expected = &self.cost.memory;
         let passes = expected.activations + expected.workspace;
         let all = [

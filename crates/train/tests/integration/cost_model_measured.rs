@@ -121,7 +121,7 @@ impl Case {
         let (mut engine, tokens) = (self.engine(comm), self.tokens());
         (0..3).for_each(|step| self.step(&mut engine, self.micro_batch(&tokens), step));
         let MemoryBytes { params, grads, optimizer, .. } = engine.state.memory();
-        let activations = engine.device_model.activation_bytes() as u64;
+        let activations = engine.device_model.pool.peak_bytes() as u64;
         [params.peak(), grads.peak(), optimizer.peak(), activations]
     }
 

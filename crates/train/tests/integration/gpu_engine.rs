@@ -148,7 +148,7 @@ fn a_bf16_gradient_of_the_residual_stream_saves_its_copy() {
         let mut engine = Engine::single_rank(device_model, SEED);
         let run = ShortRun { dropout: 0.0, recompute: |_| false, ..RUN };
         run.run(&mut engine, &in_process::world(1)[0], 0, 1);
-        engine.device_model.activation_bytes()
+        engine.device_model.pool.peak_bytes()
     };
     let elements = RUN.batch / RUN.micro_batches * RUN.seq_len * 128;
     assert_eq!(bytes(Precision::F32) - bytes(Precision::Bf16), (4 + 2 - 2) * elements);
@@ -240,7 +240,7 @@ fn memory_is_that_of_the_cost_model() {
         let predicted =
             [expected.params, expected.grads, expected.optimizer].map(|bytes| bytes.peak());
         assert_eq!(state, predicted, "{residual:?}, {gradient:?}, {fp8:?}");
-        let activations = engine.device_model.activation_bytes() as u64;
+        let activations = engine.device_model.pool.peak_bytes() as u64;
         let predicted = expected.activations + expected.workspace;
         let is_near = activations <= predicted && predicted - activations <= predicted / 100;
         assert!(is_near, "{residual:?}, {gradient:?}, {fp8:?}: {activations} {predicted}");

@@ -115,12 +115,12 @@ fn evaluations_between_steps_do_not_disturb_graphs() {
             for round in 0..3 {
                 all.extend(train(engine, RUN));
                 if trims {
-                    engine.device_model.trim_buffers();
+                    engine.device_model.pool.trim();
                 }
                 // A larger batch than that of the graphs enlarges the workspace.
                 let loss = evaluate(engine, 0, 2 + 7 * round);
                 if trims {
-                    engine.device_model.trim_buffers();
+                    engine.device_model.pool.trim();
                 }
                 all.push(LossAndNorm { loss, grad_norm: 0.0 });
             }
@@ -260,7 +260,7 @@ fn a_note_says_that_graphs_are_in_use() {
         "the optimizer step runs as a CUDA graph",
     ];
     assert_eq!(engine.take_notes(), expected);
-    engine.device_model.trim_buffers();
+    engine.device_model.pool.trim();
     train(&mut engine, RUN);
     assert!(engine.take_notes().is_empty(), "once");
 }

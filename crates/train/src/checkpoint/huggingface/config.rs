@@ -38,7 +38,7 @@ fn gpt2(keys: &Keys) -> Result<ModelShape, String> {
         vocab_size: keys.size("vocab_size", None)?,
         seq_len: keys.size("n_positions", None)?,
         hidden_size,
-        num_layers: keys.layers("n_layer")?,
+        num_layers: keys.count("n_layer", None, MAX_LAYERS)?,
         num_heads,
         num_kv_heads: num_heads,
         intermediate_size: keys.size("n_inner", Some(4 * hidden_size))?,
@@ -73,7 +73,7 @@ fn llama(keys: &Keys) -> Result<ModelShape, String> {
         vocab_size: keys.size("vocab_size", None)?,
         seq_len: keys.size("max_position_embeddings", None)?,
         hidden_size,
-        num_layers: keys.layers("num_hidden_layers")?,
+        num_layers: keys.count("num_hidden_layers", None, MAX_LAYERS)?,
         num_heads,
         num_kv_heads: keys.size("num_key_value_heads", Some(num_heads))?,
         intermediate_size: keys.size("intermediate_size", None)?,
@@ -125,10 +125,6 @@ impl<'a> Keys<'a> {
 
     fn size(&self, key: &str, absent: Option<usize>) -> Result<usize, String> {
         self.count(key, absent, MAX_SIZE)
-    }
-
-    fn layers(&self, key: &str) -> Result<usize, String> {
-        self.count(key, None, MAX_LAYERS)
     }
 
     fn count(&self, key: &str, absent: Option<usize>, max: u64) -> Result<usize, String> {

@@ -93,9 +93,8 @@ fn write_model(
     for (parameter, ours) in &parameters {
         let mut all = if *ours { elements(&parameter.name)? } else { vec![0.0; parameter.len()] };
         if all.len() != parameter.len() {
-            let (key, path) = (format!("tensor {}", parameter.name), path.to_owned());
             let why = format!("has {} elements for shape {:?}", all.len(), parameter.shape);
-            return Err(CheckpointError::Damaged { path, key, why });
+            return Err(CheckpointError::damaged_tensor(path, &parameter.name, why));
         }
         if names::source(shape, parameter).transposed
             && let [rows, columns] = parameter.shape[..]

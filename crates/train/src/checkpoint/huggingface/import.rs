@@ -117,35 +117,23 @@ impl Imported {
         Ok(elements)
     }
 
-    /// Its folder.
-    pub fn folder(&self) -> &Path {
-        &self.folder
-    }
-
-    fn hf_name(&self, tensor: &HfTensor) -> String {
-        let prefix = if tensor.name == names::HEAD { "" } else { self.prefix };
-        format!("{prefix}{}", tensor.name)
-    }
-
     fn find(&self, tensor: &HfTensor) -> Result<(String, usize, &TensorLocation)> {
-        let name = self.hf_name(tensor);
-        let wrong = |path: &Path, name: String, why: String| {
-            let (path, key) = (path.to_owned(), format!("tensor {name}"));
-            CheckpointError::Damaged { path, key, why }
-        };
+        let prefix = if tensor.name == names::HEAD { "" } else { self.prefix };
+        let name = format!("{prefix}{}", tensor.name);
+        let wrong = CheckpointError::damaged_tensor;
         let Some((index, location)) = self.tensors.get(&name) else {
-            return Err(wrong(&self.folder, name, "is missing".to_owned()));
+            return Err(wrong(&self.folder, &name, "is missing".to_owned()));
         };
         let path = &self.files[*index].0;
         if location.shape != tensor.shape {
             let (is, should) = (&location.shape, &tensor.shape);
             let why = format!("has shape {is:?}, but config.json implies {should:?}");
-            return Err(wrong(path, name, why));
+            return Err(wrong(path, &name, why));
         }
         if !matches!(location.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
             let why =
                 format!("has type {:?}; only F32, F16 and BF16 are supported", location.dtype);
-            return Err(wrong(path, name, why));
+            return Err(wrong(path, &name, why));
         }
         Ok((name, *index, location))
     }
@@ -167,8 +155,7 @@ impl Imported {
         others.sort();
         let Some(name) = others.first() else { return Ok(()) };
         let why = format!("is unexpected in a {:?} model", self.shape.family);
-        let (path, key) = (self.folder.clone(), format!("tensor {name}"));
-        Err(CheckpointError::Damaged { path, key, why })
+        Err(CheckpointError::damaged_tensor(&self.folder, name, why))
     }
 }
 
@@ -199,7 +186,5 @@ fn read_elements(
     if elements[before..].iter().all(|number| number.is_finite()) {
         return Ok(());
     }
-    let (path, key) = (path.to_owned(), format!("tensor {name}"));
-    let why = "contains NaN or infinity".to_owned();
-    Err(CheckpointError::Damaged { path, key, why })
+    Err(CheckpointError::damaged_tensor(path, name, "contains NaN or infinity".to_owned()))
 }

@@ -61,16 +61,6 @@ impl TokenWriter {
         self.file.write_all(&self.bytes).map_err(DataError::io("write", &self.part))
     }
 
-    /// Number of tokens so far.
-    pub fn len(&self) -> u64 {
-        self.header.tokens
-    }
-
-    /// Whether there are none so far.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Writes the header, syncs and renames the file.
     pub fn finish(mut self) -> Result<Header> {
         self.header.checksum = Some(std::mem::take(&mut self.sum).finalize().into());
