@@ -6,8 +6,36 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use regatta_wire::clock;
+
 use crate::gpu_runtime::Stream;
 use crate::{CommError, Result};
+
+/// Short operations are spun for; after this, polling sleeps in between, for a fraction of the time
+/// waited so far.
+const SPIN: Duration = Duration::from_millis(1);
+const SLEEP_FRACTION: u32 = 50;
+const MAX_SLEEP: Duration = Duration::from_micros(500);
+
+/// Polls `done` until it holds or the timeout expires; whether it holds.
+pub(crate) fn poll_until(
+    timeout: Duration,
+    mut done: impl FnMut() -> Result<bool>,
+) -> Result<bool> {
+    let start = clock::now();
+    loop {
+        if done()? {
+            return Ok(true);
+        }
+        let waited = clock::elapsed(start);
+        if waited >= timeout {
+            return Ok(false);
+        }
+        if waited > SPIN {
+            std::thread::sleep((waited / SLEEP_FRACTION).min(MAX_SLEEP));
+        }
+    }
+}
 
 /// Work that completes or fails once.
 pub trait Completion: Send + Sync {
@@ -15,7 +43,9 @@ pub trait Completion: Send + Sync {
     fn is_complete(&self) -> Result<bool>;
 
     /// Waits for at most `timeout`; whether the work has completed.
-    fn wait_timeout(&self, timeout: Duration) -> Result<bool>;
+    fn wait_timeout(&self, timeout: Duration) -> Result<bool> {
+        poll_until(timeout, || self.is_complete())
+    }
 
     /// Lets later work on a device stream wait. Work on the host is waited for here.
     ///

@@ -26,8 +26,11 @@ impl Hierarchical {
             Barrier => self.barrier(),
             AllGather if self.layout.uniform => self.all_gather(call),
             ReduceScatter if self.layout.uniform => self.reduce_scatter(call),
-            Gather => self.gather(call),
-            Scatter => self.scatter(call),
+            Gather | Scatter if !self.is_short(&call) => self.world.run(call),
+            Gather if self.layout.uniform => self.gather_by_rails(call),
+            Gather => self.gather_by_leaders(call),
+            Scatter if self.layout.uniform => self.scatter_by_rails(call),
+            Scatter => self.scatter_by_leaders(call),
             AllToAll => self.all_to_all(call),
             _ => self.world.run(call),
         }

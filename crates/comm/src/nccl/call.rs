@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use super::NcclEngine;
-use super::enqueue::{ByteLayout, DeviceBuffers, Transfer, nccl_dtype};
+use super::enqueue::{DeviceBuffers, Transfer, nccl_dtype};
 use super::in_flight::Issued;
 use crate::comm::SharedCalls;
 use crate::gpu_runtime::{TimingEvent, trace};
@@ -127,8 +127,7 @@ impl NcclEngine {
             (transfers(&messages, CallKind::Send), transfers(&messages, CallKind::Receive));
         let buffers = self.stage_in_place(&collectives)?;
         let enqueue = |(call, buffers): (&&OwnedCall, DeviceBuffers)| {
-            let layout = ByteLayout { counts: &call.counts, size: call.dtype.size() };
-            self.enqueue_operations(&call.without_buffers(), &layout, buffers)
+            self.enqueue_operations(&call.without_buffers(), buffers)
         };
         if !calls.is_empty() {
             let start = self.trace_event()?;
@@ -177,9 +176,8 @@ impl NcclEngine {
 
     /// Start addresses of a rank's contribution and result in its device buffers.
     fn device_buffers(&self, call: &OwnedCall) -> DeviceBuffers {
-        let layout = ByteLayout { counts: &call.counts, size: call.dtype.size() };
         let (rank, output) = (self.rank as usize, address(&call.output));
-        let own = output.wrapping_byte_add(layout.offset(rank));
+        let own = output.wrapping_byte_add(call.counts.offset(rank) * call.dtype.size());
         let root = call.root as usize == rank;
         let input = call.input.as_ref().filter(|_| call.kind != CallKind::Broadcast).map(address);
         let (send, recv) = match (input, call.kind) {

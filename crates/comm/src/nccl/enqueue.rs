@@ -1,6 +1,7 @@
 //! Enqueues a call's NCCL operations on device memory.
 
 use std::ffi::{c_int, c_void};
+use std::ops::Range;
 use std::ptr::null_mut;
 
 use super::NcclEngine;
@@ -42,32 +43,6 @@ pub(super) struct DeviceBuffers {
     pub recv: *mut c_void,
 }
 
-/// The ranks' blocks in bytes.
-pub(super) struct ByteLayout<'a> {
-    pub counts: &'a Counts<'a>,
-    pub size: usize,
-}
-
-impl ByteLayout<'_> {
-    pub fn offset(&self, rank: usize) -> usize {
-        self.counts.offset(rank) * self.size
-    }
-
-    pub fn bytes(&self, rank: usize) -> usize {
-        self.counts.of(rank) * self.size
-    }
-
-    /// Offset and length of a rank's block.
-    fn block(&self, rank: usize) -> (usize, usize) {
-        (self.offset(rank), self.bytes(rank))
-    }
-
-    fn send_block(&self, rank: usize) -> (usize, usize) {
-        let (offset, count) = self.counts.send_block(rank);
-        (offset * self.size, count * self.size)
-    }
-}
-
 /// A message to or from a peer.
 pub(super) struct Transfer {
     pub peer: usize,
@@ -77,21 +52,16 @@ pub(super) struct Transfer {
 
 impl NcclEngine {
     /// Enqueues the operations of a call.
-    pub(super) fn enqueue_operations(
-        &self,
-        call: &Call,
-        layout: &ByteLayout,
-        buffers: DeviceBuffers,
-    ) -> Result {
+    pub(super) fn enqueue_operations(&self, call: &Call, buffers: DeviceBuffers) -> Result {
         use CallKind::{AllGather, AllReduce, Barrier, Broadcast, Reduce, ReduceScatter};
         match call.kind {
-            AllReduce | Reduce | ReduceScatter => self.enqueue_reduction(call, layout, buffers),
-            AllGather if matches!(layout.counts, Counts::Equal(_)) => {
-                self.enqueue_all_gather(layout, buffers)
+            AllReduce | Reduce | ReduceScatter => self.enqueue_reduction(call, buffers),
+            AllGather if matches!(call.counts, Counts::Equal(_)) => {
+                self.enqueue_all_gather(call, buffers)
             }
-            Broadcast | AllGather => self.enqueue_broadcasts(call, layout, buffers),
+            Broadcast | AllGather => self.enqueue_broadcasts(call, buffers),
             Barrier => self.enqueue_barrier(buffers),
-            _ => self.enqueue_p2p(call, layout, buffers),
+            _ => self.enqueue_p2p(call, buffers),
         }
     }
 
@@ -128,7 +98,6 @@ impl NcclEngine {
     fn enqueue_reduction(
         &self,
         call: &Call,
-        layout: &ByteLayout,
         DeviceBuffers { send, recv }: DeviceBuffers,
     ) -> Result {
         let (api, stream) = (&self.api, self.device.stream);
@@ -139,7 +108,7 @@ impl NcclEngine {
             // is written.
             unsafe { (api.reduce)(send, recv, count, dtype, op, root as c_int, self.raw, stream) }
         };
-        let code = match (call.kind, layout.counts) {
+        let code = match (call.kind, &call.counts) {
             // SAFETY: as above.
             (CallKind::AllReduce, counts) => unsafe {
                 (api.all_reduce)(send, recv, counts.of(0), dtype, op, self.raw, stream)
@@ -152,7 +121,7 @@ impl NcclEngine {
             // NCCL has no reduce-scatter with a count per rank: one reduction per block.
             (_, counts) => {
                 let block = |rank: usize| {
-                    let send = send.wrapping_byte_add(layout.offset(rank));
+                    let send = send.wrapping_byte_add(call.own_block(rank).start);
                     reduce(send, counts.of(rank), rank as u32)
                 };
                 let codes = (0..self.peers.len()).filter(|&r| counts.of(r) > 0).map(block);
@@ -163,9 +132,9 @@ impl NcclEngine {
     }
 
     /// All-gather of equal blocks.
-    fn enqueue_all_gather(&self, layout: &ByteLayout, buffers: DeviceBuffers) -> Result {
+    fn enqueue_all_gather(&self, call: &Call, buffers: DeviceBuffers) -> Result {
         let DeviceBuffers { send, recv } = buffers;
-        let (bytes, stream) = (layout.bytes(0), self.device.stream);
+        let (bytes, stream) = (call.own_block(0).len(), self.device.stream);
         // SAFETY: the output holds all blocks.
         let code =
             unsafe { (self.api.all_gather)(send, recv, bytes, NCCL_UINT8, self.raw, stream) };
@@ -176,7 +145,6 @@ impl NcclEngine {
     fn enqueue_broadcasts(
         &self,
         call: &Call,
-        layout: &ByteLayout,
         DeviceBuffers { send, recv }: DeviceBuffers,
     ) -> Result {
         let is_broadcast = call.kind == CallKind::Broadcast;
@@ -185,11 +153,11 @@ impl NcclEngine {
             false => 0..self.peers.len() as u32,
         };
         for root in roots {
-            let (offset, bytes) = layout.block(if is_broadcast { 0 } else { root as usize });
-            if bytes == 0 {
+            let block = call.own_block(if is_broadcast { 0 } else { root as usize });
+            if block.is_empty() {
                 continue;
             }
-            let recv = recv.wrapping_byte_add(offset);
+            let (recv, bytes) = (recv.wrapping_byte_add(block.start), block.len());
             let (root, raw, stream) = (root as c_int, self.raw, self.device.stream);
             // SAFETY: the output holds the block; only the root's input is read.
             let code =
@@ -209,31 +177,33 @@ impl NcclEngine {
         self.check("barrier", code)
     }
 
-    /// Gather, scatter, all-to-all, send and receive as point-to-point messages.
-    fn enqueue_p2p(&self, call: &Call, layout: &ByteLayout, buffers: DeviceBuffers) -> Result {
+    /// Gather, scatter and all-to-all as point-to-point messages.
+    fn enqueue_p2p(&self, call: &Call, buffers: DeviceBuffers) -> Result {
         let (rank, root) = (self.rank as usize, call.root as usize);
-        let own = (0, layout.bytes(rank));
-        let transfer = |start: *mut c_void, peer, (offset, bytes)| Transfer {
+        let own = 0..call.own_block(rank).len();
+        let transfer = |start: *mut c_void, peer, block: Range<usize>| Transfer {
             peer,
-            address: start.wrapping_byte_add(offset),
-            bytes,
+            address: start.wrapping_byte_add(block.start),
+            bytes: block.len(),
         };
-        let send = |peer, block: (usize, usize)| transfer(buffers.send.cast_mut(), peer, block);
-        let recv = |peer, block: (usize, usize)| transfer(buffers.recv, peer, block);
+        let send = |peer, block| transfer(buffers.send.cast_mut(), peer, block);
+        let recv = |peer, block| transfer(buffers.recv, peer, block);
+        let sent_block = |to: usize| {
+            let (start, count) = call.counts.send_block(to);
+            start * call.dtype.size()..(start + count) * call.dtype.size()
+        };
         let all = 0..self.peers.len();
         let at_root = all.clone().filter(|_| rank == root);
         let (mut sends, mut recvs): (Vec<Transfer>, Vec<Transfer>) = match call.kind {
-            CallKind::Send => (vec![send(root, own)], Vec::new()),
-            CallKind::Receive => (Vec::new(), vec![recv(root, own)]),
             CallKind::Gather => {
-                (vec![send(root, own)], at_root.map(|r| recv(r, layout.block(r))).collect())
+                (vec![send(root, own)], at_root.map(|r| recv(r, call.own_block(r))).collect())
             }
             CallKind::Scatter => {
-                (at_root.map(|r| send(r, layout.block(r))).collect(), vec![recv(root, own)])
+                (at_root.map(|r| send(r, call.own_block(r))).collect(), vec![recv(root, own)])
             }
             _ => {
-                let sends = all.clone().map(|r| send(r, layout.send_block(r))).collect();
-                (sends, all.map(|r| recv(r, layout.block(r))).collect())
+                let sends = all.clone().map(|r| send(r, sent_block(r))).collect();
+                (sends, all.map(|r| recv(r, call.own_block(r))).collect())
             }
         };
         // In place, a rank's own block is already where it belongs.

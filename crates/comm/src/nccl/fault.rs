@@ -11,9 +11,6 @@ use super::sys::RawComm;
 use crate::control::{CallWatch, StallAction, Wait, signature_codec};
 use crate::{Call, Collectives, CommError, Counts, ReduceOp, Result, Signature};
 
-/// Bytes of a sequence number and a signature.
-const SIGNATURE_BYTES: usize = 8 + signature_codec::SIGNATURE_WORDS * 8;
-
 /// The time in which the control plane learns that the process of a rank has exited.
 const LOSS_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -73,24 +70,18 @@ impl NcclEngine {
 
     /// Checks that all ranks make the same collective call.
     pub(super) fn compare_signatures(&self, call: Signature, sequence: u64) -> Result {
-        if call.kind.is_p2p() {
-            return Ok(());
-        }
-        let words = [sequence].into_iter().chain(signature_codec::encode(&call));
-        let own: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
-        let mut all = vec![0u8; SIGNATURE_BYTES * self.peers.len()];
+        let [what, count, shape] = signature_codec::encode(&call);
+        let own = [sequence, what, count, shape].map(u64::cast_signed);
+        let mut all = vec![0i64; own.len() * self.peers.len()];
         self.bootstrap.all_gather(&own, &mut all)?;
-        let other = all.chunks_exact(SIGNATURE_BYTES).zip(&self.peers).find(|(it, _)| *it != own);
-        match other.and_then(|(other, peer)| Some((decode_signature(other)?, peer))) {
-            Some((theirs, peer)) => Err(CommError::CallMismatch {
-                sequence,
-                ours_by: self.peers[self.rank as usize].clone(),
-                ours: Box::new(call),
-                theirs_by: peer.clone(),
-                theirs: Box::new(theirs),
-            }),
-            None => Ok(()),
-        }
+        let members = &self.monitor.members;
+        let mut others = all.as_chunks().0.iter().zip(members).filter(|(words, _)| **words != own);
+        let Some(([_, words @ ..], rank)) = others.next() else { return Ok(()) };
+        let theirs = signature_codec::decode(words.map(i64::cast_unsigned));
+        theirs.map_or(Ok(()), |theirs| {
+            let ours = (members[self.rank as usize], call);
+            Err(self.monitor.mismatch(sequence, ours, (*rank, theirs)))
+        })
     }
 
     /// Checks that send and receive counts match. NCCL would hang or overrun a buffer.
@@ -114,10 +105,4 @@ impl NcclEngine {
             expected: found[2] as u64,
         })
     }
-}
-
-fn decode_signature(bytes: &[u8]) -> Option<Signature> {
-    let (words, _) = bytes.as_chunks::<8>();
-    let word = |at: usize| words.get(at).map(|word| u64::from_le_bytes(*word));
-    signature_codec::decode([word(1)?, word(2)?, word(3)?])
 }

@@ -1,10 +1,8 @@
 //! Events of the GPU runtime.
 
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use super::device::GpuDevice;
-use super::wait::poll_until;
 use crate::Result;
 use crate::event::Completion;
 use crate::gpu_runtime::{NOT_READY, RawEvent, Stream};
@@ -48,10 +46,6 @@ impl Completion for GpuEvent {
         }
     }
 
-    fn wait_timeout(&self, timeout: Duration) -> Result<bool> {
-        poll_until(timeout, || self.is_complete())
-    }
-
     unsafe fn wait_on_stream(&self, stream: Stream) -> Result {
         // SAFETY: the event is valid, and the stream as required of the caller.
         let code = unsafe { (self.device.runtime.stream_wait_event)(stream, self.raw, 0) };
@@ -73,10 +67,6 @@ impl Completion for CallEvent {
             Some(result) => result.clone().map(|()| true),
             None => Ok(completed),
         }
-    }
-
-    fn wait_timeout(&self, timeout: Duration) -> Result<bool> {
-        poll_until(timeout, || self.is_complete())
     }
 
     unsafe fn wait_on_stream(&self, stream: Stream) -> Result {

@@ -9,9 +9,8 @@ use regatta_wire::clock;
 
 use super::NcclEngine;
 use super::gpu_event::{CallEvent, GpuEvent};
-use super::wait::poll_until;
 use crate::comm::SharedCalls;
-use crate::event::Completion;
+use crate::event::{Completion, poll_until};
 use crate::{CallKind, CommError, DType, Event, ReduceOp, Result, Signature};
 
 /// The runtime blocks when some thousand operations are queued.

@@ -3,10 +3,9 @@
 
 use std::time::Duration;
 
-use regatta_wire::clock;
-
 use super::NcclEngine;
 use super::sys::{IN_PROGRESS, RawComm};
+use crate::event::poll_until;
 use crate::gpu_runtime::SUCCESS;
 use crate::{CommError, Result};
 
@@ -15,32 +14,6 @@ const INIT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// How long the device may take to stop aborted work.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Short operations are spun for; after this, polling sleeps in between, for a fraction of the time
-/// waited so far.
-const SPIN: Duration = Duration::from_millis(1);
-const SLEEP_FRACTION: u32 = 50;
-const MAX_SLEEP: Duration = Duration::from_micros(500);
-
-/// Polls `done` until it holds or the timeout expires; whether it holds.
-pub(super) fn poll_until(
-    timeout: Duration,
-    mut done: impl FnMut() -> Result<bool>,
-) -> Result<bool> {
-    let start = clock::now();
-    loop {
-        if done()? {
-            return Ok(true);
-        }
-        let waited = clock::elapsed(start);
-        if waited >= timeout {
-            return Ok(false);
-        }
-        if waited > SPIN {
-            std::thread::sleep((waited / SLEEP_FRACTION).min(MAX_SLEEP));
-        }
-    }
-}
 
 impl NcclEngine {
     /// Waits until all ranks have connected their devices.

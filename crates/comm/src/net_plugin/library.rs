@@ -120,7 +120,7 @@ fn library(path: &Path) -> Result<&'static Library, LoadError> {
     Ok(library)
 }
 
-/// The table at an address and its name, if no required function is missing.
+/// The table at an address and its name with the version, if no required function is missing.
 ///
 /// # Safety
 /// The address is that of a table of this version, which is valid until the process exits.
@@ -150,7 +150,7 @@ unsafe fn table(
             10 => Table::V10(&*address.cast::<v10::Functions>()),
             _ => Table::V11(&*address.cast::<v11::Net>()),
         };
-        Ok((table, name))
+        Ok((table, format!("{name} (v{version})")))
     }
 }
 
@@ -209,7 +209,7 @@ mod tests {
             // SAFETY: as many pointers as a table has, of which none is called.
             unsafe { table(Path::new("libx.so"), 8, address) }
         };
-        assert_eq!(load(&words).map(|(_, name)| name).unwrap(), "x");
+        assert_eq!(load(&words).map(|(_, name)| name).unwrap(), "x (v8)");
         words[10] = std::ptr::null();
         let error = load(&words).err().unwrap().to_string();
         assert_eq!(error, "the table ncclNetPlugin_v8 of libx.so has no function isend");

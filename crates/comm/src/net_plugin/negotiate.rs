@@ -105,8 +105,8 @@ impl Negotiation {
         // The plug-in may log the number of the communicator, so that it is not that of messages.
         let derive = |purpose| fnv1a(context.config.secret.derive(purpose).to_hex().bytes());
         let (job, comm_id) = (derive("net plug-in"), derive("communicator of a net plug-in"));
-        let (table, plugin) = library::open(path, context.config.net_plugin_version)?;
-        let net = Arc::new(Net::init(table, &plugin, comm_id)?);
+        let (table, name) = library::open(path, context.config.net_plugin_version)?;
+        let net = Arc::new(Net::init(table, name, comm_id)?);
         let number = context.local_rank().0 % net.devices.len().max(1);
         let device = number as c_int;
         let listen = |rank: usize| match rank == own {

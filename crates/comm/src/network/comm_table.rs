@@ -2,10 +2,8 @@
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 
-use regatta_model::hash::fnv1a;
-
 use crate::Signature;
-use crate::control::MessageCounts;
+use crate::control::{MessageCounts, signature_codec};
 use crate::matching::{CommStatus, ProtocolError};
 use crate::transport::RequestId;
 
@@ -36,16 +34,9 @@ impl CommState {
         self.message_counts.sent.clear();
         self.message_counts.received.clear();
         self.message_counts.awaited.clear();
-        self.signature_hash = signature_hash(&signature);
+        let digest = signature_codec::digest(signature_codec::encode(&signature));
+        self.signature_hash = (digest ^ (digest >> 32)) as u32;
     }
-}
-
-/// A hash of all fields.
-fn signature_hash(signature: &Signature) -> u32 {
-    let Signature { kind, dtype, op, root, count, shape } = *signature;
-    let words = [root.into(), count, shape].into_iter().flat_map(u64::to_le_bytes);
-    let hash = fnv1a([kind as u8, dtype as u8, op as u8].into_iter().chain(words));
-    (hash ^ (hash >> 32)) as u32
 }
 
 /// The communicators of this process.

@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap_anonymous, mremap_fixed};
 use rustix::process::{Resource, getrlimit};
 
+use super::layout::PAGE_BYTES;
 use super::segment::{Mapping, Segment};
 use crate::buffer::Buffer;
 
 /// Address range per rank.
 const ARENA_BYTES: usize = 64 << 30;
-const PAGE_BYTES: usize = 4096;
 
 /// The ranges of all ranks.
 #[derive(Debug)]

@@ -4,7 +4,7 @@
 mod socket;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use regatta_model::CpuSet;
 use regatta_wire::clock;
@@ -13,7 +13,7 @@ use super::ShmEngine;
 use super::arena::{self, Arena};
 use super::cross_memory::{CrossMemory, Probe};
 use super::l3;
-use super::layout::{CPU_WORDS, POST_RING, POST_RING_OVERSUBSCRIBED, RegionLayout};
+use super::layout::{CPU_WORDS, PAGE_BYTES, POST_RING, POST_RING_OVERSUBSCRIBED, RegionLayout};
 use super::region::Region;
 use super::segment::Segment;
 use super::wait::{SLEEP_MAX, ShmState};
@@ -25,8 +25,6 @@ use socket::{JoinRequest, receive_segment, serve_segment};
 
 /// Minimum slot size.
 const MIN_CHUNK_BYTES: usize = 16 << 10;
-
-const PAGE_BYTES: usize = 4096;
 
 /// Joins the ranks of this node: `members` are the global ranks of all of them, this one is `rank` of
 /// them. The `name` must be equal on all ranks and unique to the communicator.
@@ -97,21 +95,27 @@ fn await_ranks(
     loop {
         let missing: Vec<usize> = (0..peers.len()).filter(|rank| !done(*rank)).collect();
         let Some(first) = missing.first().copied() else { return Ok(()) };
-        if let Some(error) = cancelled() {
-            return Err(error);
-        }
-        let rest = deadline.saturating_duration_since(clock::now());
-        if rest.is_zero() {
-            return Err(join_timeout(missing.into_iter().map(|rank| &peers[rank])));
-        }
+        let rest = time_left(missing.into_iter().map(|rank| &peers[rank]), deadline, cancelled)?;
         region.wait_doorbell(first, rest.min(SLEEP_MAX), || done(first));
     }
 }
 
-fn join_timeout<'a>(missing: impl Iterator<Item = &'a Peer>) -> CommError {
-    let missing: Vec<String> = missing.map(ToString::to_string).collect();
-    let what = format!("timed out waiting for {} to join", missing.join(", "));
-    CommError::bootstrap(what, "check why they exited, or increase the timeout")
+/// The time in which the missing ranks may still join.
+fn time_left<'a>(
+    missing: impl Iterator<Item = &'a Peer>,
+    deadline: Instant,
+    cancelled: &dyn Fn() -> Option<CommError>,
+) -> Result<Duration> {
+    let rest = deadline.saturating_duration_since(clock::now());
+    match cancelled() {
+        Some(error) => Err(error),
+        None if rest.is_zero() => {
+            let missing: Vec<String> = missing.map(ToString::to_string).collect();
+            let what = format!("timed out waiting for {} to join", missing.join(", "));
+            Err(CommError::bootstrap(what, "check why they exited, or increase the timeout"))
+        }
+        None => Ok(rest),
+    }
 }
 
 fn create_segment(layout: RegionLayout) -> Result<Segment> {

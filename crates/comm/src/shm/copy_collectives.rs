@@ -12,29 +12,19 @@ impl ShmEngine {
     /// and check their counts.
     pub(super) fn max_block_bytes(&mut self, call: &Call, ctx: &CallCtx) -> Result<usize> {
         let Counts::PerPair { send, receive } = &call.counts else { return Ok(0) };
-        let own_counts: Vec<u8> = send.iter().flat_map(|n| (*n as u64).to_le_bytes()).collect();
-        let slot = SlotKind::Slot;
-        let seq = self.next_post(slot, ctx)?;
-        self.write_payload(slot, seq, 0..own_counts.len(), &own_counts);
-        self.post(seq, SlotKind::Slot, ctx);
-        let mut most = send.iter().max().copied().unwrap_or(0);
-        for other in self.others() {
-            self.shared.await_post(other, seq, ctx)?;
-            let (counts, _) = self.payload(slot, other, seq, 0..own_counts.len()).as_chunks::<8>();
-            let count = |of: &[u8; 8]| u64::from_le_bytes(*of);
-            let sent = count(&counts[self.rank()]);
-            if sent != receive[other] as u64 {
-                return Err(self.shared.publish_error(CommError::CountMismatch {
-                    from: self.shared.peers[other].clone(),
-                    to: self.shared.peers[self.rank()].clone(),
-                    dtype: call.dtype,
-                    sent,
-                    expected: receive[other] as u64,
-                }));
+        let (rank, ranks) = (self.rank(), self.ranks());
+        let own: Vec<u64> = send.iter().map(|count| *count as u64).collect();
+        let counts = self.exchange_words(ctx, &own, |_| true)?;
+        for from in self.others() {
+            let (sent, expected) = (counts[from * ranks + rank], receive[from] as u64);
+            if sent != expected {
+                let [from, to] = [from, rank].map(|of| self.shared.peers[of].clone());
+                let dtype = call.dtype;
+                let error = CommError::CountMismatch { from, to, dtype, sent, expected };
+                return Err(self.shared.publish_error(error));
             }
-            most = most.max(counts.iter().map(count).max().unwrap_or(0) as usize);
         }
-        Ok(most * call.dtype.size())
+        Ok(counts.into_iter().max().unwrap_or(0) as usize * call.dtype.size())
     }
 
     /// Runs a copy-only collective, posting one round ahead of what is read.

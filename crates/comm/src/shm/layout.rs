@@ -45,7 +45,7 @@ pub const PREFAULTED_BYTES: usize = 32 << 10;
 /// Words of a CPU affinity mask.
 pub const CPU_WORDS: usize = 16;
 
-const PAGE_BYTES: usize = 4096;
+pub const PAGE_BYTES: usize = 4096;
 
 /// Size of the header, which shows whether a rank has failed.
 const HEADER_BYTES: usize = PAGE_BYTES;

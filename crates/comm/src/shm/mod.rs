@@ -41,7 +41,6 @@ use self::layout::{PAYLOAD_SLOTS, READ_LAG};
 use self::p2p::P2pRings;
 use self::payload::SlotKind;
 use self::policy::ShmPolicy;
-use self::region::Activity;
 use self::round_plan::RoundPlan;
 use self::single_post::longest_contribution;
 use self::wait::{CallCtx, ShmState};
@@ -113,7 +112,7 @@ impl ShmEngine {
     fn begin(&mut self, signature: Signature) -> Result<CallCtx> {
         self.calls += 1;
         let ctx = CallCtx {
-            activity: Activity::Collective(self.calls),
+            calls: self.calls,
             signature,
             digest: signature_codec::digest(signature_codec::encode(&signature)),
         };

@@ -8,7 +8,6 @@ use std::sync::atomic::Ordering;
 
 use super::ShmEngine;
 use super::layout::{LINE_BYTES, P2P_CHUNK_BYTES, P2P_INLINE_BYTES, P2P_SLOTS};
-use super::region::Activity;
 use super::wait::CallCtx;
 use crate::matching::{Envelope, MatchQueue, MessageKey};
 use crate::transport::MatchKey;
@@ -90,7 +89,7 @@ impl MessageHeader {
 impl ShmEngine {
     fn begin_p2p(&self, call: &Call) -> Result<CallCtx> {
         let signature = Signature { root: call.root, ..call.signature(self.ranks()) };
-        let ctx = CallCtx { activity: Activity::P2p(self.calls), signature, digest: 0 };
+        let ctx = CallCtx { calls: self.calls, signature, digest: 0 };
         let announced_error = self.shared.announced_error(&ctx);
         announced_error.map_or(Ok(ctx), |error| Err(self.shared.fail_with(error)))
     }

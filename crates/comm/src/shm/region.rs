@@ -21,33 +21,6 @@ use super::segment::Mapping;
 use crate::control::signature_codec;
 use crate::{Signature, prefetch};
 
-/// The call in which a rank waits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Activity {
-    /// The collective with this sequence number.
-    Collective(u64),
-    /// A message, after this many collectives.
-    P2p(u64),
-}
-
-impl Activity {
-    /// Encodes it as a word other than 0.
-    fn encode(self) -> u64 {
-        match self {
-            Self::Collective(calls) => calls << 2 | 1,
-            Self::P2p(calls) => calls << 2 | 2,
-        }
-    }
-
-    fn decode(word: u64) -> Option<Self> {
-        match word & 3 {
-            1 => Some(Self::Collective(word >> 2)),
-            2 => Some(Self::P2p(word >> 2)),
-            _ => None,
-        }
-    }
-}
-
 /// The shared memory, from one rank's perspective.
 #[derive(Debug)]
 pub struct Region {
@@ -172,14 +145,14 @@ impl Region {
         sent.saturating_sub(self.word(self.layout.consumed(from, to)).load(Ordering::Acquire))
     }
 
-    /// Publishes the call in which this rank waits.
-    pub fn publish_wait(&self, activity: Activity, signature: &Signature) {
+    /// Publishes the call in which this rank waits, and how many collectives it has begun.
+    pub fn publish_wait(&self, calls: u64, signature: &Signature) {
         let line = self.layout.wait(self.rank);
         self.word(line).store(0, Ordering::Release);
         for (i, word) in signature_codec::encode(signature).into_iter().enumerate() {
             self.word(line + 8 + i * 8).store(word, Ordering::Release);
         }
-        self.word(line).store(activity.encode(), Ordering::Release);
+        self.word(line).store(calls + 1, Ordering::Release);
     }
 
     /// Publishes that this rank does not wait.
@@ -187,13 +160,13 @@ impl Region {
         self.word(self.layout.wait(self.rank)).store(0, Ordering::Release);
     }
 
-    /// The call in which a rank has been waiting for a while.
-    pub fn published_wait(&self, rank: usize) -> Option<(Activity, Signature)> {
+    /// The call in which a rank has been waiting for a while, and how many collectives it has begun.
+    pub fn published_wait(&self, rank: usize) -> Option<(u64, Signature)> {
         let line = self.layout.wait(rank);
-        let activity = || Activity::decode(self.word(line).load(Ordering::Acquire));
-        let before = activity()?;
+        let calls = || self.word(line).load(Ordering::Acquire).checked_sub(1);
+        let before = calls()?;
         let words = std::array::from_fn(|i| self.word(line + 8 + i * 8).load(Ordering::Acquire));
-        (activity() == Some(before)).then_some((before, signature_codec::decode(words)?))
+        (calls() == Some(before)).then_some((before, signature_codec::decode(words)?))
     }
 
     /// Publishes that this rank has joined: its probe, CPU affinity, L3 cache and whether it maps the

@@ -72,28 +72,32 @@ impl ShmEngine {
         buffers: &Buffers,
     ) -> Result<Option<Vec<u64>>> {
         let own = if plan.is_sender(self.rank()) { self.address_of(buffers) } else { 0 };
-        let words = self.exchange_words(ctx, [own], |rank| plan.is_sender(rank))?;
-        let has_all = (0..self.ranks()).all(|rank| words[rank] != [0] || !plan.is_sender(rank));
-        Ok(has_all.then(|| words.as_flattened().to_vec()))
+        let addresses = self.exchange_words(ctx, &[own], |rank| plan.is_sender(rank))?;
+        let has_all = (0..self.ranks()).all(|rank| addresses[rank] != 0 || !plan.is_sender(rank));
+        Ok(has_all.then_some(addresses))
     }
 
-    /// Posts words and returns those of some ranks.
-    pub(super) fn exchange_words<const N: usize>(
+    /// Posts words, of which all ranks have as many, and returns those of some ranks: words of a
+    /// rank that is not read are 0.
+    pub(super) fn exchange_words(
         &mut self,
         ctx: &CallCtx,
-        own: [u64; N],
+        own: &[u64],
         from: impl Fn(usize) -> bool,
-    ) -> Result<Vec<[u64; N]>> {
-        let (bytes, slot) = (own.map(u64::to_le_bytes), SlotKind::Inline);
+    ) -> Result<Vec<u64>> {
+        let (count, bytes) = (own.len(), size_of_val(own));
+        let slot = SlotKind::of(bytes);
         let seq = self.next_post(slot, ctx)?;
-        self.write_payload(slot, seq, 0..N * 8, bytes.as_flattened());
-        self.post(seq, SlotKind::Inline, ctx);
-        let mut words_of = vec![[0; N]; self.ranks()];
-        words_of[self.rank()] = own;
+        let (posted, _) = self.payload_mut(slot, seq, 0..bytes).as_chunks_mut::<8>();
+        posted.iter_mut().zip(own).for_each(|(to, word)| *to = word.to_le_bytes());
+        self.post(seq, slot, ctx);
+        let mut words_of = vec![0; count * self.ranks()];
+        words_of[self.rank() * count..][..count].copy_from_slice(own);
         for other in self.others().filter(|other| from(*other)) {
             self.shared.await_post(other, seq, ctx)?;
-            let (words, _) = self.payload(slot, other, seq, 0..N * 8).as_chunks::<8>();
-            words_of[other] = std::array::from_fn(|i| u64::from_le_bytes(words[i]));
+            let (words, _) = self.payload(slot, other, seq, 0..bytes).as_chunks::<8>();
+            let into = words_of[other * count..].iter_mut();
+            into.zip(words).for_each(|(to, word)| *to = u64::from_le_bytes(*word));
         }
         Ok(words_of)
     }

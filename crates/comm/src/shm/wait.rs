@@ -9,7 +9,7 @@ use regatta_wire::clock;
 
 use super::arena::Arena;
 use super::layout::P2P_SLOTS;
-use super::region::{Activity, Region};
+use super::region::Region;
 use crate::bootstrap::BootstrapConfig;
 use crate::control::{CallWatch, CommMonitor, StallAction, Wait};
 use crate::error::Peer;
@@ -31,7 +31,8 @@ pub(super) const SLEEP_MAX: Duration = Duration::from_millis(16);
 /// A call in progress.
 #[derive(Debug, Clone, Copy)]
 pub struct CallCtx {
-    pub activity: Activity,
+    /// How many collectives this rank has begun, with this one.
+    pub calls: u64,
     pub signature: Signature,
     pub digest: u64,
 }
@@ -131,7 +132,7 @@ impl ShmState {
         if let Some(error) = self.announced_error(ctx) {
             return if ready() { Ok(()) } else { Err(self.fail_with(error)) };
         }
-        self.region.publish_wait(ctx.activity, &ctx.signature);
+        self.region.publish_wait(ctx.calls, &ctx.signature);
         let now = clock::now();
         let departed = ranks.iter().find(|rank| self.region.has_closed(**rank));
         if let Some(rank) = departed.filter(|_| !ready()) {
@@ -151,7 +152,7 @@ impl ShmState {
                 {
                     return Err(self.publish_error(error));
                 }
-                let in_call = matches!(ctx.activity, Activity::Collective(_));
+                let in_call = !ctx.signature.kind.is_p2p();
                 let call_number = in_call.then(|| self.monitor.calls());
                 let awaited = ranks.iter().map(|rank| self.members[*rank]).collect();
                 watch.report(action, Wait { call_number, awaited, call: self.describe(ctx) }, now);
@@ -168,9 +169,9 @@ impl ShmState {
 
     /// A call, for errors.
     fn describe(&self, ctx: &CallCtx) -> String {
-        match ctx.activity {
-            Activity::Collective(_) => self.monitor.current_call(),
-            _ => ctx.signature.to_string(),
+        match ctx.signature.kind.is_p2p() {
+            true => ctx.signature.to_string(),
+            false => self.monitor.current_call(),
         }
     }
 
@@ -251,9 +252,9 @@ impl ShmState {
 
     /// The mismatch, if a rank can never provide what a message or collective of this rank waits for.
     fn deadlock(&self, rank: usize, ctx: &CallCtx) -> Option<CommError> {
-        let (activity, theirs) = self.region.published_wait(rank)?;
-        let waits = matches!(activity, Activity::Collective(_)) || self.is_blocked(rank, &theirs);
-        let is_deadlocked = is_deadlocked(self.region.rank as u32, ctx, activity, &theirs) && waits;
+        let (calls, theirs) = self.region.published_wait(rank)?;
+        let waits = !theirs.kind.is_p2p() || self.is_blocked(rank, &theirs);
+        let is_deadlocked = is_deadlocked(self.region.rank as u32, ctx, calls, &theirs) && waits;
         is_deadlocked.then(|| self.mismatch(rank, ctx, theirs))
     }
 }
@@ -261,19 +262,18 @@ impl ShmState {
 /// Marks the signature of a message in a group.
 pub const IN_GROUP: u64 = 1;
 
-/// Whether a rank in call `theirs` can never provide what this rank (`own`) waits for.
-fn is_deadlocked(own: u32, ctx: &CallCtx, activity: Activity, theirs: &Signature) -> bool {
-    match (ctx.activity, activity) {
+/// Whether a rank in call `theirs`, after `calls` collectives, can never provide what this rank
+/// (`own`) waits for.
+fn is_deadlocked(own: u32, ctx: &CallCtx, calls: u64, theirs: &Signature) -> bool {
+    // Otherwise it may be waiting for a third rank.
+    let awaits_own = theirs.root == own && theirs.shape != IN_GROUP;
+    match (ctx.signature.kind.is_p2p(), theirs.kind.is_p2p()) {
         // It is in a collective that this rank has not reached; otherwise it is only behind.
-        (Activity::P2p(ours), Activity::Collective(other)) => other > ours,
-        // It may be waiting for a third rank.
-        (Activity::Collective(ours), Activity::P2p(other)) => {
-            other < ours && theirs.root == own && theirs.shape != IN_GROUP
+        (true, false) => calls > ctx.calls,
+        (false, true) => calls < ctx.calls && awaits_own,
+        (true, true) => {
+            theirs.kind == ctx.signature.kind && theirs.kind == CallKind::Receive && awaits_own
         }
-        (Activity::P2p(_), Activity::P2p(_)) => {
-            let both = theirs.kind == ctx.signature.kind && theirs.kind == CallKind::Receive;
-            both && theirs.root == own && theirs.shape != IN_GROUP
-        }
-        _ => false,
+        (false, false) => false,
     }
 }

@@ -7,17 +7,13 @@ use super::ShmEngine;
 use super::arena::Arena;
 use super::buffers::Buffers;
 use super::reduce::{BLOCK_BYTES, Reduction};
-use super::round_plan::ReduceShards;
+use super::round_plan::{ReduceShards, SlotChunk};
 use super::wait::CallCtx;
+use crate::Result;
 use crate::reduce_kernel::{reduce_many, stream};
-use crate::{CommError, Result};
 
-/// Arena offsets of a rank's buffers.
-#[derive(Debug, Clone, Copy)]
-struct ArenaBuffers {
-    input: usize,
-    output: usize,
-}
+/// The addresses of a rank's input and output.
+type Addresses = (*mut u8, *mut u8);
 
 impl ShmEngine {
     /// All-reduces in the arena, if all ranks' buffers are there. Otherwise returns the addresses of
@@ -34,17 +30,19 @@ impl ShmEngine {
         let own = arena.as_ref().filter(|_| reduction.root.is_none()).and_then(in_arena);
         let word = |at: Option<usize>| at.map_or(0, |at| at as u64 + 1);
         let words = [word(own.map(|own| own.0)), word(own.map(|own| own.1)), address];
-        let done = self.exchange_words(ctx, words, |_| true).and_then(|words_of| {
-            let at = |word: u64| word.checked_sub(1).map(|at| at as usize);
-            let buffers = |[input, output, _]: &[u64; 3]| {
-                Some(ArenaBuffers { input: at(*input)?, output: at(*output)? })
+        let done = self.exchange_words(ctx, &words, |_| true).and_then(|words_of| {
+            // All ranks find the same words, and therefore decide in the same way.
+            let (words_of, _) = words_of.as_chunks::<3>();
+            let addresses = |(rank, [input, output, _]): (usize, &[u64; 3])| {
+                let at = |word: &u64| {
+                    let at = word.checked_sub(1)? as usize;
+                    arena.as_ref()?.at(rank, at, reduction.bytes)
+                };
+                Some((at(input)?, at(output)?))
             };
-            let buffers_of: Option<Vec<ArenaBuffers>> = words_of.iter().map(buffers).collect();
-            match (&arena, buffers_of) {
-                (Some(arena), Some(buffers_of)) => {
-                    self.reduce_in_arena(ctx, arena, &buffers_of, reduction).map(|()| None)
-                }
-                _ => Ok(Some(words_of.iter().map(|words| words[2]).collect())),
+            match words_of.iter().enumerate().map(addresses).collect::<Option<Vec<Addresses>>>() {
+                Some(addresses) => self.reduce_in_arena(ctx, &addresses, reduction).map(|()| None),
+                None => Ok(Some(words_of.iter().map(|words| words[2]).collect())),
             }
         });
         // Ranks that have not seen the failure yet may still write to the output.
@@ -57,21 +55,13 @@ impl ShmEngine {
     fn reduce_in_arena(
         &mut self,
         ctx: &CallCtx,
-        arena: &Arc<Arena>,
-        buffers_of: &[ArenaBuffers],
+        addresses: &[Addresses],
         reduction: Reduction,
     ) -> Result {
-        let Some(addresses) = self.addresses(arena, buffers_of, reduction.bytes) else {
-            let why = "a published buffer is outside the arena".to_owned();
-            let by = self.shared.peers[self.rank()].clone();
-            return Err(self.shared.publish_error(CommError::Aborted { by, why }));
-        };
         let shards = ReduceShards::new(reduction.bytes, reduction.bytes, self.ranks());
         let shard = shards.shard(0, self.rank());
         let mut block_result = [0; BLOCK_BYTES];
-        let mut at = shard.offset;
-        while at < shard.in_buffer().end {
-            let bytes = BLOCK_BYTES.min(shard.in_buffer().end - at);
+        for SlotChunk { offset: at, bytes, .. } in shard.blocks(BLOCK_BYTES) {
             // SAFETY: all ranks have published these buffers, and only this rank accesses this
             // shard until it posts.
             let input = |rank: usize| unsafe {
@@ -79,7 +69,7 @@ impl ShmEngine {
             };
             let result = &mut block_result[..bytes];
             reduce_many(reduction.dtype, reduction.op, result, self.ranks(), input);
-            for (input, output) in &addresses {
+            for (input, output) in addresses {
                 // SAFETY: as above.
                 let out = unsafe { std::slice::from_raw_parts_mut(output.add(at), bytes) };
                 match input == output {
@@ -87,22 +77,8 @@ impl ShmEngine {
                     false => stream::copy(out, result),
                 }
             }
-            at += bytes;
         }
         stream::sfence();
         self.finish_reads(ctx, true)
-    }
-
-    /// The addresses of all ranks' inputs and outputs.
-    fn addresses(
-        &self,
-        arena: &Arc<Arena>,
-        buffers_of: &[ArenaBuffers],
-        bytes: usize,
-    ) -> Option<Vec<(*mut u8, *mut u8)>> {
-        let of = |(rank, buffers): (usize, &ArenaBuffers)| {
-            Some((arena.at(rank, buffers.input, bytes)?, arena.at(rank, buffers.output, bytes)?))
-        };
-        buffers_of.iter().enumerate().map(of).collect()
     }
 }

@@ -142,16 +142,12 @@ impl Connecting {
                 self.state = State::Endpoint(connection);
             }
         }
-        let State::Endpoint(connection) = &self.state else {
-            return Err("no handshake".to_owned());
-        };
-        // As above, the peer may be busy or stopped for any time.
-        if !self.nic.is_established(connection)? {
-            return Ok(Progress::Pending(self));
-        }
         match self.state {
-            State::Endpoint(connection) => Ok(Progress::Connected(connection)),
-            _ => Err("no handshake".to_owned()),
+            State::Endpoint(connection) if self.nic.is_established(&connection)? => {
+                Ok(Progress::Connected(connection))
+            }
+            // As above, the peer may be busy or stopped for any time.
+            _ => Ok(Progress::Pending(self)),
         }
     }
 

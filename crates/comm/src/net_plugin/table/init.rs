@@ -33,15 +33,8 @@ fn profiler() -> ProfilerCallback {
 }
 
 impl Net {
-    /// Initialises a plug-in and reads the properties of its NICs.
-    pub fn init(table: Table, plugin: &str, comm_id: u64) -> Result<Self, NetError> {
-        let version = match table {
-            Table::V8(_) => 8,
-            Table::V9(_) => 9,
-            Table::V10(_) => 10,
-            Table::V11(_) => 11,
-        };
-        let name = format!("{plugin} (v{version})");
+    /// Initialises a plug-in of this name and reads the properties of its NICs.
+    pub fn init(table: Table, name: String, comm_id: u64) -> Result<Self, NetError> {
         let mut net =
             Self { table, context: null_mut(), has_context: false, name, devices: Vec::new() };
         let init = || {

@@ -6,9 +6,7 @@
 
 use std::ops::Range;
 
-use super::build::{
-    RankGroup, copy, copy_round, receive, reduce as reduced, reversed, send, wrapped,
-};
+use super::build::{RankGroup, copy, copy_round, receive, reduce as reduced, send, wrapped};
 use super::{Program, RankContext, equal_blocks, per_rank_blocks};
 use crate::schedule::BufferKind::{self, Input, Output, Scratch};
 use crate::schedule::Round;
@@ -87,16 +85,8 @@ pub(super) fn broadcast_from_root(tree: &RankGroup, blocks: Range<u32>) -> Vec<R
     received.into_iter().chain([forwarded]).collect()
 }
 
-pub(super) fn gather(ctx: &RankContext) -> Option<Program> {
-    per_rank_blocks(gather_rounds(ctx))
-}
-
-pub(super) fn scatter(ctx: &RankContext) -> Option<Program> {
-    per_rank_blocks(reversed(gather_rounds(ctx)))
-}
-
 /// Gathers the blocks of each subtree, which may wrap around the end.
-fn gather_rounds(ctx: &RankContext) -> Vec<Round> {
+pub(super) fn gather(ctx: &RankContext) -> Option<Program> {
     let n = ctx.ranks;
     let tree = RankGroup::from_root(n, ctx.rank, ctx.root);
     let runs = |of: u32| {
@@ -105,7 +95,7 @@ fn gather_rounds(ctx: &RankContext) -> Vec<Round> {
     };
     let to = parent(tree.me).map(|p| tree.rank(p));
     if let Some(to) = to.filter(|_| children(tree.me, n).next().is_none()) {
-        return vec![vec![send(to, Input, ctx.own())]];
+        return per_rank_blocks(vec![vec![send(to, Input, ctx.own())]]);
     }
     let work = if ctx.is_root() { Output } else { Scratch };
     let received = children(tree.me, n)
@@ -113,5 +103,5 @@ fn gather_rounds(ctx: &RankContext) -> Vec<Round> {
         .map(|(c, blocks)| receive(tree.rank(c), work, blocks));
     let first = std::iter::once(copy(Input, work, ctx.own())).chain(received).collect();
     let forwarded = to.map(|to| runs(tree.me).map(|blocks| send(to, work, blocks)).collect());
-    [first].into_iter().chain(forwarded).collect()
+    per_rank_blocks([first].into_iter().chain(forwarded).collect())
 }

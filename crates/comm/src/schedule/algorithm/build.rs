@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::schedule::BufferKind::{self, Input, Output, Scratch};
-use crate::schedule::{BlockRange, ProgramStep, Round};
+use crate::schedule::{BlockRange, Program, ProgramStep, Round};
 
 /// An ordered set of ranks.
 pub(super) struct RankGroup {
@@ -92,7 +92,7 @@ pub(super) fn lead(
 }
 
 /// The same messages and copies in the opposite direction and order, with input and output swapped.
-pub(super) fn reversed(rounds: Vec<Round>) -> Vec<Round> {
+pub(super) fn reversed(program: Program) -> Program {
     let swapped = |range: BlockRange| {
         let buffer = match range.buffer {
             Input => Output,
@@ -112,7 +112,8 @@ pub(super) fn reversed(rounds: Vec<Round>) -> Vec<Round> {
             ProgramStep::Copy { from: swapped(to), to: swapped(from) }
         }
     };
-    rounds.into_iter().rev().map(|round| round.into_iter().rev().map(step).collect()).collect()
+    let round = |round: Round| round.into_iter().rev().map(step).collect();
+    Program { rounds: program.rounds.into_iter().rev().map(round).collect(), ..program }
 }
 
 /// `length` blocks from `start` on, modulo `count`: one or two ranges.

@@ -1,10 +1,10 @@
 //! Direct exchange with every peer, either concurrently or one peer at a time. Nothing is reduced
 //! or forwarded.
 
-use super::build::{copy, receive, reversed, send};
+use super::build::{copy, receive, send};
 use super::{Program, RankContext, per_rank_blocks};
 use crate::schedule::BufferKind::{Input, Output};
-use crate::schedule::{ProgramStep, Round};
+use crate::schedule::ProgramStep;
 
 /// In round *k* each rank sends to the rank *k* after it: one message per direction at a time.
 pub(super) fn pairwise(ctx: &RankContext) -> Option<Program> {
@@ -34,18 +34,10 @@ fn exchange(ctx: &RankContext, k: u32, block: u32) -> [ProgramStep; 2] {
 }
 
 pub(super) fn gather(ctx: &RankContext) -> Option<Program> {
-    per_rank_blocks(gather_rounds(ctx))
-}
-
-pub(super) fn scatter(ctx: &RankContext) -> Option<Program> {
-    per_rank_blocks(reversed(gather_rounds(ctx)))
-}
-
-fn gather_rounds(ctx: &RankContext) -> Vec<Round> {
     if !ctx.is_root() {
-        return vec![vec![send(ctx.root, Input, ctx.own())]];
+        return per_rank_blocks(vec![vec![send(ctx.root, Input, ctx.own())]]);
     }
     let others = (0..ctx.ranks).filter(|&from| from != ctx.root);
     let received = others.map(|from| receive(from, Output, from..from + 1));
-    vec![received.chain([copy_own(ctx)]).collect()]
+    per_rank_blocks(vec![received.chain([copy_own(ctx)]).collect()])
 }

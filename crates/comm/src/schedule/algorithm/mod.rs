@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::{Blocks, BufferKind, Program, Round};
 use crate::CallKind;
 use crate::enum_names::enum_names;
-use build::copy_round;
+use build::{copy_round, reversed};
 
 /// A collective algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -137,7 +137,7 @@ fn builder(kind: CallKind, algorithm: Algorithm) -> Option<Builder> {
         (BinomialTree, Reduce) => binomial::reduce,
         (BinomialTree, Broadcast) => binomial::broadcast,
         (BinomialTree, Gather) => binomial::gather,
-        (BinomialTree, Scatter) => binomial::scatter,
+        (BinomialTree, Scatter) => |ctx| binomial::gather(ctx).map(reversed),
         (BinomialTree, Barrier) => binomial::barrier,
         (DoubleBinaryTree, AllReduce) => double_binary_tree::all_reduce,
         (DoubleBinaryTree, Reduce) => double_binary_tree::reduce,
@@ -152,7 +152,7 @@ fn builder(kind: CallKind, algorithm: Algorithm) -> Option<Builder> {
         (Direct, AllToAll) => direct::all_to_all,
         (Direct, AllGather) => direct::all_gather,
         (Direct, Gather) => direct::gather,
-        (Direct, Scatter) => direct::scatter,
+        (Direct, Scatter) => |ctx| direct::gather(ctx).map(reversed),
         _ => return None,
     })
 }

@@ -14,7 +14,7 @@ use rustix::net::{
 };
 
 use super::super::segment::Segment;
-use super::join_timeout;
+use super::time_left;
 use crate::error::Peer;
 use crate::{CommError, Result};
 
@@ -72,13 +72,8 @@ pub(super) fn serve_segment(
     let listener = UnixListener::bind_addr(&address(name)?).map_err(socket_error)?;
     listener.set_nonblocking(true).map_err(socket_error)?;
     while !missing.is_empty() {
-        let rest = deadline.saturating_duration_since(clock::now());
-        if rest.is_zero() {
-            return Err(join_timeout(missing.iter().map(|rank| &peers[*rank as usize])));
-        }
-        if let Some(error) = cancelled() {
-            return Err(error);
-        }
+        let awaited = missing.iter().map(|rank| &peers[*rank as usize]);
+        let rest = time_left(awaited, deadline, cancelled)?;
         let Ok((stream, _)) = listener.accept() else {
             std::thread::sleep(RETRY_INTERVAL.min(rest));
             continue;

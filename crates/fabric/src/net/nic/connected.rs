@@ -96,11 +96,10 @@ impl Io {
                 ConnectionEvent::Requested(request) => self.requested(&request),
                 ConnectionEvent::Connected(ep) => self.connected(ep),
                 ConnectionEvent::Closed(ep) => {
-                    let closed = |connection| Event::Closed { connection };
-                    self.events.extend(self.connections.find(ep).map(closed));
+                    self.events.extend(self.connections.find(ep).map(|id| (id, Event::Closed)));
                 }
                 ConnectionEvent::Failed(ep, why) => {
-                    let failed = |connection| Event::Failed { connection, why };
+                    let failed = |id| (id, Event::Failed(why));
                     self.events.extend(self.connections.find(ep).map(failed));
                 }
             }
@@ -114,7 +113,7 @@ impl Io {
         if one.state == EpState::Pending(ep) {
             one.state = EpState::Open(ep);
             self.connections.pending -= 1;
-            self.events.push(Event::Established { connection });
+            self.events.push((connection, Event::Established));
         }
     }
 
@@ -127,7 +126,7 @@ impl Io {
         let Some((connection, one)) = expected else { return self.endpoint.reject(request) };
         match self.endpoint.accept(request) {
             Ok(ep) => one.state = EpState::Pending(ep),
-            Err(why) => self.events.push(Event::Failed { connection, why }),
+            Err(why) => self.events.push((connection, Event::Failed(why))),
         }
     }
 

@@ -94,7 +94,7 @@ impl Engine {
         self.progress_count.fetch_add(1, Ordering::Relaxed);
         if !io.events.is_empty() {
             let mut state = self.state();
-            io.events.drain(..).for_each(|event| state.apply(event));
+            io.events.drain(..).for_each(|(connection, event)| state.apply(connection, event));
         }
         // Also under steady traffic, which could hide that a peer of another connection is lost.
         self.check_peers(io, Instant::now());
@@ -127,7 +127,7 @@ impl Engine {
                         break;
                     }
                     Err(why) => {
-                        self.state().apply(Event::Failed { connection, why });
+                        self.state().apply(connection, Event::Failed(why));
                         // What follows must not be taken for it. It is dropped with the connection.
                         next = item.step;
                         break;
@@ -172,7 +172,7 @@ impl Engine {
                 Ok(_) => state.closed(id, Closed::Control),
                 Err(error) => {
                     let why = format!("the connection is lost: {error}");
-                    state.apply(Event::Failed { connection: id, why });
+                    state.apply(id, Event::Failed(why));
                 }
             }
         }

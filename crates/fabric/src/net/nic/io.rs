@@ -58,18 +58,18 @@ pub enum Action {
     },
 }
 
-/// What happened on the endpoint.
+/// What happened to a connection.
 pub enum Event {
     /// A clear-to-send arrived.
     Granted(ClearToSend),
     /// A message of a request is complete, with this many bytes.
-    Completed { connection: u32, slot: u8, index: u8, bytes: usize },
-    /// The endpoint of a connection is connected.
-    Established { connection: u32 },
-    /// The peer closed a connection.
-    Closed { connection: u32 },
-    /// An operation of a connection failed.
-    Failed { connection: u32, why: String },
+    Completed { slot: u8, index: u8, bytes: usize },
+    /// The endpoint is connected.
+    Established,
+    /// The peer closed the connection.
+    Closed,
+    /// An operation failed.
+    Failed(String),
 }
 
 /// An operation in flight.
@@ -100,9 +100,9 @@ pub struct Io {
     /// This process, to read its own memory.
     own: Option<Address>,
     pub liveness: Liveness,
-    /// What is being posted, empty between calls; and what happened.
+    /// What is being posted, empty between calls; and what happened to which connections.
     pub items: Vec<Item>,
-    pub events: Vec<Event>,
+    pub events: Vec<(u32, Event)>,
 }
 
 /// Memory that the provider accesses while it is owned here.
@@ -303,12 +303,13 @@ impl Io {
                 // SAFETY: the receive is complete, so that nothing writes to the buffer.
                 let received = unsafe { &*self.memory.control(buffer) };
                 let message = ClearToSend::decode(&received[..bytes.min(CONTROL_BYTES)]);
-                self.events.extend(message.map(Event::Granted));
+                let granted = |message: ClearToSend| (message.connection, Event::Granted(message));
+                self.events.extend(message.map(granted));
                 self.unposted.push(buffer);
             }
             Operation::ControlSend { buffer, .. } => self.free.push(buffer),
             Operation::Data { connection, slot, index } => {
-                self.events.push(Event::Completed { connection, slot, index, bytes });
+                self.events.push((connection, Event::Completed { slot, index, bytes }));
             }
         }
     }
@@ -320,15 +321,17 @@ impl Io {
             Operation::ControlSend { buffer, connection } => {
                 self.free.push(buffer);
                 // Without it, the peer would wait for ever.
-                let failed = |why| Event::Failed { connection, why };
-                self.events.extend(why.map(failed));
+                self.events.extend(why.map(|why| (connection, Event::Failed(why))));
             }
-            Operation::Data { connection, .. } => self.events.push(match why {
-                Some(why) => Event::Failed { connection, why },
-                // So the provider ends what is posted when the peer has closed the connection.
-                None if self.endpoint.info.is_connection_oriented => Event::Closed { connection },
-                None => Event::Failed { connection, why: "an operation was cancelled".to_owned() },
-            }),
+            Operation::Data { connection, .. } => {
+                let event = match why {
+                    Some(why) => Event::Failed(why),
+                    // So the provider ends what is posted when the peer has closed the connection.
+                    None if self.endpoint.info.is_connection_oriented => Event::Closed,
+                    None => Event::Failed("an operation was cancelled".to_owned()),
+                };
+                self.events.push((connection, event));
+            }
         }
     }
 

@@ -133,35 +133,24 @@ impl State {
         self.work.splice(0..0, refused);
     }
 
-    /// Something happened on the endpoint. Strays are dropped.
-    pub fn apply(&mut self, event: Event) {
+    /// Something happened to a connection. Strays are dropped.
+    pub fn apply(&mut self, id: u32, event: Event) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
         match event {
             Event::Granted(message) => {
-                let connection = self.connections.get_mut(&message.connection);
-                let connection = connection.filter(|one| one.key == message.key);
-                if let Some(connection) = connection
+                if connection.key == message.key
                     && let Role::Send(grants) = &mut connection.role
                     && !grants.add(&message)
                 {
                     connection.fail(format!("unexpected clear-to-send {}", message.sequence));
                 }
             }
-            Event::Completed { connection, slot, index, bytes } => {
-                if let Some(connection) = self.connections.get_mut(&connection) {
-                    connection.complete(slot, index.into(), bytes);
-                }
+            Event::Completed { slot, index, bytes } => {
+                connection.complete(slot, index.into(), bytes);
             }
-            Event::Established { connection } => {
-                if let Some(connection) = self.connections.get_mut(&connection) {
-                    connection.is_established = true;
-                }
-            }
-            Event::Closed { connection } => self.closed(connection, Closed::Data),
-            Event::Failed { connection, why } => {
-                if let Some(connection) = self.connections.get_mut(&connection) {
-                    connection.fail(why);
-                }
-            }
+            Event::Established => connection.is_established = true,
+            Event::Closed => self.closed(id, Closed::Data),
+            Event::Failed(why) => connection.fail(why),
         }
     }
 
