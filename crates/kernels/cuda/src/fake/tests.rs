@@ -78,8 +78,8 @@ fn only_the_first_error_is_kept() {
     assert!(device.has_failed());
     let error = device.check().unwrap_err();
     assert_eq!(error, device.error("add", "out of memory"));
-    let expected = "Fake NVIDIA GPU (host memory) (device 0): add failed: out of memory";
-    assert_eq!(error.to_string(), expected);
+    let name = format!("Fake NVIDIA GPU (host memory) (device {})", device.index);
+    assert_eq!(error.to_string(), format!("{name}: add failed: out of memory"));
 }
 
 #[test]
