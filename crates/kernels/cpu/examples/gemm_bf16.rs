@@ -11,7 +11,7 @@ use regatta_device::random::uniform;
 use regatta_kernels_cpu::gemm::bf16::{
     GemmScratch, Kernel, MatrixSlice, MatrixSliceMut, PackedB, Slice, SliceMut, gemm_packed,
 };
-use regatta_kernels_cpu::gemm::{Epilogue, GemmShape, gemm_f32_baseline};
+use regatta_kernels_cpu::gemm::{Epilogue, GemmShape};
 
 /// Rows, inputs and outputs of linear layers.
 const LAYERS: [[usize; 3]; 9] = [
@@ -107,6 +107,30 @@ fn max_error(case: &Case, a: &[bf16], b: &[bf16], c: &[f32]) -> f64 {
     max
 }
 
+/// f32 GEMM by the `gemm` crate on one thread, of matrices with these row and column strides. Its output is
+/// column-major, so it computes `cᵀ = bᵀ aᵀ`.
+fn gemm_by_crate(
+    GemmShape { m, n, k }: GemmShape,
+    (a, a_strides): (&[f32], (usize, usize)),
+    (b, b_strides): (&[f32], (usize, usize)),
+    c: &mut [f32],
+    accumulate: bool,
+) {
+    assert_eq!([a.len(), b.len(), c.len()], [m * k, k * n, m * n]);
+    let [a_row, a_column, b_row, b_column] =
+        [a_strides.0, a_strides.1, b_strides.0, b_strides.1].map(|stride| stride as isize);
+    let ([a, b], c) = ([a, b].map(<[f32]>::as_ptr), c.as_mut_ptr());
+    let gemm = gemm_f32::gemm::f32::get_gemm_fn();
+    let (row, one, none) = (n as isize, 1.0, gemm_common::Parallelism::None);
+    // SAFETY: the matrices have this shape, and `c` is borrowed mutably.
+    unsafe {
+        gemm(
+            n, m, k, c, row, 1, accumulate, b, b_row, b_column, a, a_row, a_column, one, one,
+            false, false, false, none,
+        );
+    }
+}
+
 /// Packs B and multiplies, in buffers of earlier GEMMs.
 fn gemm(
     kernel: Kernel,
@@ -131,8 +155,11 @@ fn measure(kernel: Kernel, case: &Case) {
     let left = |elements| matrix(elements, m, k, case.a_transposed);
     let right = |elements| matrix(elements, k, n, case.b_transposed);
     let (left_f32, right_f32) = (left(Slice::F32(&a)), right(Slice::F32(&b)));
+    let crate_operands =
+        ((&a[..], strides(m, k, case.a_transposed)), (&b[..], strides(k, n, case.b_transposed)));
     let by_gemm_crate = gflops(case.shape, || {
-        gemm_f32_baseline(case.shape, left_f32, right_f32, black_box(&mut c), case.accumulate);
+        let (a, b) = crate_operands;
+        gemm_by_crate(case.shape, a, b, black_box(&mut c), case.accumulate);
     });
 
     let output = MatrixSliceMut::row_major(&mut c[..], n);

@@ -1,5 +1,8 @@
 //! Vector instruction sets, and runtime dispatch of kernels that are compiled for each of them.
 
+#[cfg(target_arch = "x86_64")]
+use crate::gemm::bf16::Kernel;
+
 /// A vector instruction set that this CPU has. Only detection creates one, so a value is a proof of
 /// availability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,13 +34,10 @@ impl Isa {
         let mut all = vec![Self::PORTABLE];
         #[cfg(target_arch = "x86_64")]
         {
-            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
-            let avx512 = avx2
-                && is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512vl")
-                && is_x86_feature_detected!("avx512dq");
-            let bf16 = avx512 && is_x86_feature_detected!("avx512bf16");
+            let avx2 = Kernel::Avx2.is_available();
+            let has_avx512dq = is_x86_feature_detected!("avx512dq");
+            let avx512 = avx2 && Kernel::Avx512.is_available() && has_avx512dq;
+            let bf16 = avx512 && Kernel::Avx512Bf16.is_available();
             all.extend(avx2.then_some(Self(IsaKind::Avx2)));
             all.extend(avx512.then_some(Self(IsaKind::Avx512)));
             all.extend(bf16.then_some(Self(IsaKind::Avx512Bf16)));

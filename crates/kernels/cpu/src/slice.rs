@@ -128,6 +128,15 @@ impl SliceMut<'_> {
         }
     }
 
+    /// Pointer to the first element.
+    #[inline(always)]
+    pub fn as_mut_ptr(&mut self) -> ElementPtr {
+        match self {
+            Self::F32(elements) => ElementPtr::F32(elements.as_mut_ptr()),
+            Self::Bf16(elements) => ElementPtr::Bf16(elements.as_mut_ptr()),
+        }
+    }
+
     /// A range of the elements.
     #[inline(always)]
     pub fn slice(&mut self, range: Range<usize>) -> SliceMut<'_> {
@@ -215,9 +224,8 @@ impl ElementPtr {
 /// Mutably borrowed elements of which the threads of a pool take disjoint ranges.
 #[derive(Debug, Clone, Copy)]
 pub struct DisjointMut<'a> {
-    start: *mut u8,
+    start: ElementPtr,
     len: usize,
-    dtype: DType,
     lifetime: PhantomData<&'a mut [u8]>,
 }
 
@@ -229,11 +237,8 @@ unsafe impl Sync for DisjointMut<'_> {}
 impl<'a> DisjointMut<'a> {
     /// Of all these elements.
     pub fn new(elements: impl Into<SliceMut<'a>>) -> Self {
-        let (start, len, dtype) = match elements.into() {
-            SliceMut::F32(elements) => (elements.as_mut_ptr().cast(), elements.len(), DType::F32),
-            SliceMut::Bf16(elements) => (elements.as_mut_ptr().cast(), elements.len(), DType::Bf16),
-        };
-        Self { start, len, dtype, lifetime: PhantomData }
+        let mut elements = elements.into();
+        Self { start: elements.as_mut_ptr(), len: elements.len(), lifetime: PhantomData }
     }
 
     /// Number of elements.
@@ -243,7 +248,7 @@ impl<'a> DisjointMut<'a> {
 
     /// Whether they are f32.
     pub fn is_f32(&self) -> bool {
-        self.dtype == DType::F32
+        matches!(self.start, ElementPtr::F32(_))
     }
 
     /// A range of the elements.
@@ -258,12 +263,13 @@ impl<'a> DisjointMut<'a> {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
         // SAFETY: the range is in bounds; the caller promises exclusive access.
         unsafe {
-            let start = self.start.add(range.start * self.dtype.size());
-            match self.dtype {
-                DType::Bf16 => {
-                    SliceMut::Bf16(std::slice::from_raw_parts_mut(start.cast(), range.len()))
+            match self.start.wrapping_add(range.start) {
+                ElementPtr::F32(start) => {
+                    SliceMut::F32(std::slice::from_raw_parts_mut(start, range.len()))
                 }
-                _ => SliceMut::F32(std::slice::from_raw_parts_mut(start.cast(), range.len())),
+                ElementPtr::Bf16(start) => {
+                    SliceMut::Bf16(std::slice::from_raw_parts_mut(start, range.len()))
+                }
             }
         }
     }
@@ -273,9 +279,10 @@ impl<'a> DisjointMut<'a> {
     /// # Panics
     /// If it is out of bounds, or the elements are not f32.
     pub fn ptr_f32(&self, at: usize) -> *mut f32 {
-        assert!(at < self.len && self.is_f32(), "{at} of {} {}", self.len, self.dtype);
-        // SAFETY: it is in bounds.
-        unsafe { self.start.cast::<f32>().add(at) }
+        match self.ptr(at) {
+            ElementPtr::F32(element) => element,
+            ElementPtr::Bf16(_) => panic!("expected f32 elements, got bf16"),
+        }
     }
 
     /// Pointer to an element.
@@ -284,11 +291,7 @@ impl<'a> DisjointMut<'a> {
     /// If it is out of bounds.
     pub fn ptr(&self, at: usize) -> ElementPtr {
         assert!(at < self.len, "{at} of {}", self.len);
-        let start = match self.dtype {
-            DType::Bf16 => ElementPtr::Bf16(self.start.cast()),
-            _ => ElementPtr::F32(self.start.cast()),
-        };
-        start.wrapping_add(at)
+        self.start.wrapping_add(at)
     }
 
     /// A range of f32 elements.

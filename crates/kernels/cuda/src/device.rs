@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt::Display;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use regatta_comm::gpu_runtime::{
     DEVICE_PROPERTIES_BYTES, LibraryError, Runtime, SUCCESS, Stream, Vendor,
@@ -13,7 +13,6 @@ use regatta_device::DeviceError;
 use regatta_device::ops::Fp8;
 use regatta_device::precision::Precision;
 
-use crate::Ptr;
 use crate::blaslt::BlasLt;
 use crate::compiler::Compiler;
 use crate::cudnn::Cudnn;
@@ -21,10 +20,9 @@ use crate::driver::{Attribute, Driver};
 use crate::graph::CaptureState;
 use crate::host_copy::CopyStreams;
 use crate::kernel_times::KernelTimes;
-use crate::memory::{Allocation, Workspace};
+use crate::memory::Allocation;
 use crate::module_cache::ModuleCache;
 use crate::owned_stream::OwnedStream;
-use crate::sticky_error::StickyError;
 use crate::token_staging::TokenStaging;
 
 /// Waits after every kernel, so that an error is attributed to the kernel that caused it.
@@ -40,7 +38,8 @@ pub struct CudaDevice {
     pub(crate) gpu: Gpu,
     pub(crate) tokens: TokenStaging,
     pub(crate) copies: CopyStreams,
-    pub(crate) workspace: Mutex<Workspace>,
+    /// Grow-only memory for temporary results.
+    pub(crate) workspace: Mutex<Option<Arc<Allocation>>>,
     stream: Arc<OwnedStream>,
     pub(crate) index: u32,
     info: DeviceInfo,
@@ -51,7 +50,8 @@ pub struct CudaDevice {
     pub(crate) deterministic: bool,
     /// Whether errors are attributed to kernels.
     pub(crate) launch_blocking: bool,
-    error: StickyError,
+    /// The first error: later operations would only report its consequences.
+    error: OnceLock<DeviceError>,
     pub(crate) capture: CaptureState,
     notes: Mutex<Vec<String>>,
     pub(crate) kernel_times: KernelTimes,
@@ -171,9 +171,9 @@ impl CudaDevice {
             modules: ModuleCache::new(compiler, hip_version, info.arch.clone()),
             tokens: TokenStaging::new(runtime.clone()),
             copies: CopyStreams::new(&device_name(&info, index)),
-            workspace: Mutex::new(Workspace::default()),
+            workspace: Mutex::default(),
             launch_blocking: std::env::var_os(LAUNCH_BLOCKING).is_some_and(|value| value != "0"),
-            error: StickyError::default(),
+            error: OnceLock::new(),
             capture: CaptureState::default(),
             notes: Mutex::new(notes),
             kernel_times: KernelTimes::default(),
@@ -317,17 +317,6 @@ impl CudaDevice {
         code == SUCCESS
     }
 
-    /// Device memory for the temporary results of one operation, valid until the next call.
-    pub(crate) fn scratch(&self, bytes: usize) -> Ptr {
-        let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
-        workspace.reserve(self, bytes)
-    }
-
-    /// The memory of [`CudaDevice::scratch`], to keep.
-    pub(crate) fn shared_workspace(&self) -> Option<Arc<Allocation>> {
-        self.workspace.lock().unwrap_or_else(PoisonError::into_inner).memory()
-    }
-
     /// Waits for the stream.
     pub(crate) fn synchronize_stream(&self) -> c_int {
         self.make_current();
@@ -348,19 +337,20 @@ impl CudaDevice {
     /// Records the first error; later operations are no-ops. An error in a capture only ends the capture.
     pub(crate) fn fail(&self, operation: &str, cause: impl Display) {
         let error = self.error(operation, cause);
-        match self.capture.is_active() {
-            true => self.capture.fail(error),
-            false => self.error.set(error),
+        if self.capture.is_active() {
+            self.capture.fail(error);
+        } else {
+            let _ = self.error.set(error);
         }
     }
 
     pub(crate) fn has_failed(&self) -> bool {
-        self.error.is_set() || self.capture.has_failed()
+        self.error.get().is_some() || self.capture.has_failed()
     }
 
     /// The first error, if any.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
-        self.error.check()
+        self.error.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
     pub(crate) fn error(&self, operation: &str, cause: impl Display) -> DeviceError {

@@ -2,7 +2,6 @@
 
 use regatta_comm::DType;
 use regatta_device::ElementwiseOps;
-use regatta_device::ops::ColumnRange;
 use regatta_device::random::DropoutMask;
 use regatta_device::tensor::{View, ViewMut};
 
@@ -82,39 +81,6 @@ impl CudaDevice {
         let name = kernel_name("convert", [from.dtype(), to.dtype()]);
         let pointers = [Ptr::of(from), Ptr::of_mut(&to)];
         self.launch_elements(&SOURCE, name, Elements::flat(to.len(), &pointers), &pointers, &[]);
-    }
-
-    /// Fills f32, bf16, f64 or i32 with a value.
-    pub(crate) fn fill_with(&self, value: f32, x: ViewMut<'_>) {
-        let pointers = [Ptr::of_mut(&x)];
-        let elements = match x.dtype() {
-            DType::F32 | DType::Bf16 => Elements::flat(x.len(), &pointers),
-            DType::F64 | DType::I32 => Elements { len: x.len(), vectorised: 0 },
-            dtype => panic!("cannot fill a tensor of {dtype}"),
-        };
-        let name = format!("fill_{}", x.dtype());
-        self.launch_elements(&SOURCE, name, elements, &pointers, &[value.into()]);
-    }
-
-    /// Copies columns of `rows` rows, converting the dtype.
-    pub(crate) fn launch_copy_columns(
-        &self,
-        rows: usize,
-        x: View<'_>,
-        from: &ColumnRange,
-        y: ViewMut<'_>,
-        to: &ColumnRange,
-    ) {
-        let columns = from.columns.len();
-        let name = kernel_name("copy_columns", [x.dtype(), y.dtype()]);
-        let (x, y) = (Ptr::of(x), Ptr::of_mut(&y));
-        let rows_of = [from, to].map(|range| [range.row_len, range.columns.start]);
-        let strides = [&[columns][..], rows_of.as_flattened()].concat();
-        let elements = Elements::in_rows(rows * columns, &strides, &[x, y]);
-        let [from, to] = rows_of.map(|row| row.map(|size| Arg::from(size as u64)));
-        let columns = to_u32(columns).into();
-        let args = [x.into(), from[0], from[1], y.into(), to[0], to[1], columns];
-        self.launch_elements(&SOURCE, name, elements, &[], &args);
     }
 
     /// Adds `count` f64 in device memory to a scalar, in a fixed order.

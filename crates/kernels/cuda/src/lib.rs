@@ -36,11 +36,10 @@ mod module_cache;
 mod norm;
 mod optimizer;
 mod owned_stream;
-mod pinned;
 mod rope;
+mod runtime_memory;
 #[cfg(test)]
 mod sources;
-mod sticky_error;
 mod token_staging;
 
 pub use device::{CudaDevice, DeviceInfo, count_devices, device_count, has_driver_library};

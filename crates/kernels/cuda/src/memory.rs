@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{NonNull, null_mut};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use regatta_comm::gpu_runtime::{MEMCPY_DEFAULT, SUCCESS, TimingEvent};
 use regatta_comm::{Buffer, DType, Event, MemorySpace};
@@ -13,46 +13,18 @@ use regatta_device::tensor::{Tensor, View, ViewMut};
 use regatta_device::{DeviceError, DeviceMemory, HostTensor};
 
 use crate::arena;
+use crate::elementwise::{Elements, SOURCE, kernel_name, to_u32};
 use crate::host_copy::CopyDirection;
-use crate::owned_stream::{Memory, MemorySource, OwnedStream};
-use crate::pinned::Pinned;
+use crate::owned_stream::{MemorySource, OwnedStream};
+use crate::runtime_memory::RuntimeMemory;
 use crate::token_staging::StagingError;
-use crate::{CudaDevice, Ptr};
+use crate::{Arg, CudaDevice, Ptr};
 
 /// Memory is reserved in steps, so that slowly growing requests do not reallocate each time.
 const WORKSPACE_STEP: usize = 32 << 20;
 
 /// The operation in errors of allocations.
 const ALLOCATION: &str = "allocating device memory";
-
-/// A grow-only buffer for temporary results.
-#[derive(Default)]
-pub(crate) struct Workspace {
-    memory: Option<Arc<Allocation>>,
-}
-
-impl Workspace {
-    /// The memory, to keep it beyond later growth.
-    pub fn memory(&self) -> Option<Arc<Allocation>> {
-        self.memory.clone()
-    }
-
-    /// Memory of at least this size. Earlier memory stays valid for kernels that are queued already,
-    /// because it is freed in stream order.
-    pub fn reserve(&mut self, device: &CudaDevice, bytes: usize) -> Ptr {
-        if self.memory.as_ref().is_none_or(|memory| memory.bytes < bytes) {
-            // A graph keeps one workspace only.
-            if device.fails_capture("enlarging the workspace") {
-                return Ptr::NULL;
-            }
-            self.memory = None;
-            // Not in the arena, which has the tensors of the cost model only.
-            let bytes = bytes.next_multiple_of(WORKSPACE_STEP);
-            self.memory = device.allocate_on_demand(bytes).map(Arc::new);
-        }
-        self.memory.as_ref().map_or(Ptr::NULL, |memory| Ptr(memory.start as u64))
-    }
-}
 
 /// Device memory that is freed in the order of the device's stream.
 pub(crate) struct Allocation {
@@ -77,12 +49,33 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        let Self { start, source, .. } = *self;
-        self.stream.free(Memory { start, source });
+        self.stream.free(self.start, self.source);
     }
 }
 
 impl CudaDevice {
+    /// Device memory for the temporary results of one operation, valid until the next call. Earlier memory stays
+    /// valid for kernels that are queued already, because it is freed in stream order.
+    pub(crate) fn scratch(&self, bytes: usize) -> Ptr {
+        let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        if workspace.as_ref().is_none_or(|memory| memory.bytes < bytes) {
+            // A graph keeps one workspace only.
+            if self.fails_capture("enlarging the workspace") {
+                return Ptr::NULL;
+            }
+            *workspace = None;
+            // Not in the arena, which has the tensors of the cost model only.
+            let bytes = bytes.next_multiple_of(WORKSPACE_STEP);
+            *workspace = self.allocate_on_demand(bytes).map(Arc::new);
+        }
+        workspace.as_ref().map_or(Ptr::NULL, |memory| Ptr(memory.start as u64))
+    }
+
+    /// The memory of [`CudaDevice::scratch`], to keep it beyond later growth.
+    pub(crate) fn shared_workspace(&self) -> Option<Arc<Allocation>> {
+        self.workspace.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Allocates device memory of the arena, or if it has no room, of the runtime; a failure is the
     /// device's error.
     pub(crate) fn allocate(&self, bytes: usize) -> Option<Allocation> {
@@ -162,20 +155,6 @@ impl CudaDevice {
         }
     }
 
-    /// Waits for the stream; an error of any queued operation becomes the device's error.
-    fn wait(&self) -> Result<(), DeviceError> {
-        self.check()?;
-        if self.fails_capture("waiting for the stream") {
-            return Ok(());
-        }
-        let code = self.synchronize_stream();
-        if code != SUCCESS {
-            self.fail_queued(&self.runtime.error_string(code));
-        }
-        self.capture.take_launched();
-        self.check()
-    }
-
     /// Records the error of an operation that was queued earlier.
     fn fail_queued(&self, cause: &str) {
         let hint = match self.launch_blocking {
@@ -193,7 +172,7 @@ impl CudaDevice {
     fn read(&self, to: *mut c_void, from: View<'_>, bytes: usize) {
         self.queue_copy(to, Ptr::of(from).as_raw(), bytes);
         // The error is reported by the next synchronisation.
-        let _ = self.wait();
+        let _ = self.synchronize();
     }
 }
 
@@ -300,7 +279,7 @@ impl DeviceMemory for CudaDevice {
             }
         }
         // The source is pageable: the copy may still read it.
-        let _ = self.wait();
+        let _ = self.synchronize();
     }
 
     fn copy_to_host(&self, from: View<'_>, to: &mut [f32]) {
@@ -320,7 +299,7 @@ impl DeviceMemory for CudaDevice {
         self.make_current();
         self.check()?;
         let bytes = elements * dtype.size();
-        let memory = Pinned::alloc(&self.runtime, bytes).map_err(|code| {
+        let memory = RuntimeMemory::pinned(&self.runtime, bytes).map_err(|code| {
             let cause = format!(
                 "{bytes} bytes: {}; offload less (offload.optimizer, offload.parameters), offload to \
                  disk, or raise the memory limit of the job",
@@ -364,15 +343,30 @@ impl DeviceMemory for CudaDevice {
     }
 
     fn copy_columns(&self, x: View<'_>, from: ColumnRange, y: ViewMut<'_>, to: ColumnRange) {
-        let rows = column_copy_rows(x, &from, y.view(), &to);
-        self.launch_copy_columns(rows, x, &from, y, &to);
+        let (rows, columns) = (column_copy_rows(x, &from, y.view(), &to), from.columns.len());
+        let name = kernel_name("copy_columns", [x.dtype(), y.dtype()]);
+        let (x, y) = (Ptr::of(x), Ptr::of_mut(&y));
+        let rows_of = [from, to].map(|range| [range.row_len, range.columns.start]);
+        let strides = [&[columns][..], rows_of.as_flattened()].concat();
+        let elements = Elements::in_rows(rows * columns, &strides, &[x, y]);
+        let [from, to] = rows_of.map(|row| row.map(|size| Arg::from(size as u64)));
+        let columns = to_u32(columns).into();
+        let args = [x.into(), from[0], from[1], y.into(), to[0], to[1], columns];
+        self.launch_elements(&SOURCE, name, elements, &[], &args);
     }
 
     fn fill(&self, value: f64, x: ViewMut<'_>) {
         if value == 0.0 && value.is_sign_positive() {
             return self.zero(x);
         }
-        self.fill_with(value as f32, x);
+        let pointers = [Ptr::of_mut(&x)];
+        let elements = match x.dtype() {
+            DType::F32 | DType::Bf16 => Elements::flat(x.len(), &pointers),
+            DType::F64 | DType::I32 => Elements { len: x.len(), vectorised: 0 },
+            dtype => panic!("cannot fill a tensor of {dtype}"),
+        };
+        let (name, value) = (format!("fill_{}", x.dtype()), value as f32);
+        self.launch_elements(&SOURCE, name, elements, &pointers, &[value.into()]);
     }
 
     fn zero(&self, x: ViewMut<'_>) {
@@ -413,7 +407,16 @@ impl DeviceMemory for CudaDevice {
     }
 
     fn synchronize(&self) -> Result<(), DeviceError> {
-        self.wait()
+        self.check()?;
+        if self.fails_capture("waiting for the stream") {
+            return Ok(());
+        }
+        let code = self.synchronize_stream();
+        if code != SUCCESS {
+            self.fail_queued(&self.runtime.error_string(code));
+        }
+        self.capture.take_launched();
+        self.check()
     }
 
     fn record_time(&self) -> Option<TimeMark> {

@@ -35,7 +35,7 @@ impl NormOps for CudaDevice {
         let shape = Shape::check(x.len(), weight, bias, &y, mean_rstd.view());
         let pointers = [Ptr::of(x), Ptr::of(weight), Ptr::optional(bias), Ptr::of_mut(&y)];
         let dtypes = Dtypes::new(norm, x, weight, y.dtype());
-        let stats = Stats::new(norm, &mean_rstd);
+        let stats = stats_args(norm, &mean_rstd);
         self.forward("norm_forward", dtypes, shape, &pointers, stats, None);
     }
 
@@ -66,10 +66,9 @@ impl CudaDevice {
         let pointers =
             [Ptr::of(x), Ptr::of(delta), weight_ptr, bias_ptr, Ptr::of_mut(&sum), Ptr::of_mut(&y)];
         let dtypes = Dtypes { delta: delta.dtype(), ..Dtypes::new(norm, x, weight, y.dtype()) };
-        let stats = Stats::new(norm, &mean_rstd);
-        let fused = fp8.as_ref().filter(|_| self.is_forward_in_registers(shape.columns, &pointers));
-        self.forward("add_norm", dtypes, shape, &pointers, stats, fused);
-        if let Some(fp8) = fp8.filter(|_| !self.is_forward_in_registers(shape.columns, &pointers)) {
+        let stats = stats_args(norm, &mean_rstd);
+        let has_fp8 = self.forward("add_norm", dtypes, shape, &pointers, stats, fp8.as_ref());
+        if let Some(fp8) = fp8.filter(|_| !has_fp8) {
             self.quantize_rows(y.view(), fp8, None);
         }
     }
@@ -133,18 +132,18 @@ impl CudaDevice {
         }
     }
 
+    /// Returns whether the rows in fp8 were written, too.
     fn forward(
         &self,
         function: &'static str,
         dtypes: Dtypes,
         shape: Shape,
         pointers: &[Ptr],
-        stats: Stats,
+        stats: [Arg; 2],
         fp8: Option<&Fp8RowsMut<'_>>,
-    ) {
+    ) -> bool {
         let Shape { rows, columns } = shape;
         let mut args: Vec<Arg> = pointers.iter().map(|pointer| (*pointer).into()).collect();
-        let stats = [Arg::from(stats.mean_rstd), stats.eps.into()];
         let layout = ForwardLayout::of(columns, self.warp_threads());
         match layout.filter(|_| is_vectorised(&[columns], pointers)) {
             Some(layout) => {
@@ -155,12 +154,14 @@ impl CudaDevice {
                 let grid = Grid::new(blocks, (layout.row_threads * layout.block_rows) as u32);
                 let kernel = layout.kernel(dtypes, function, columns, fp8.is_some());
                 self.launch(&kernel, grid, &args);
+                fp8.is_some()
             }
             None => {
                 args.extend(stats);
                 args.push((columns as u64).into());
                 let grid = Grid::new(to_u32(rows), GENERIC_THREADS);
                 self.launch(&dtypes.kernel(&GENERIC_SOURCE, function), grid, &args);
+                false
             }
         }
     }
@@ -221,11 +222,6 @@ impl CudaDevice {
         );
         (partials, row_blocks)
     }
-
-    fn is_forward_in_registers(&self, columns: usize, pointers: &[Ptr]) -> bool {
-        let layout = ForwardLayout::of(columns, self.warp_threads());
-        layout.is_some() && is_vectorised(&[columns], pointers)
-    }
 }
 
 /// The addresses of values and scales.
@@ -274,17 +270,9 @@ impl Shape {
 }
 
 /// Where mean and rstd are written, and what the variance is increased by.
-#[derive(Debug, Clone, Copy)]
-struct Stats {
-    mean_rstd: Ptr,
-    eps: f32,
-}
-
-impl Stats {
-    fn new(norm: Norm, mean_rstd: &ViewMut<'_>) -> Self {
-        let (Norm::Layer { eps } | Norm::Rms { eps }) = norm;
-        Self { mean_rstd: Ptr::of_mut(mean_rstd), eps: eps as f32 }
-    }
+fn stats_args(norm: Norm, mean_rstd: &ViewMut<'_>) -> [Arg; 2] {
+    let (Norm::Layer { eps } | Norm::Rms { eps }) = norm;
+    [Ptr::of_mut(mean_rstd).into(), (eps as f32).into()]
 }
 
 /// What kernels are compiled for.

@@ -15,15 +15,8 @@ pub(crate) struct OwnedStream {
     pub raw: Stream,
     runtime: Arc<Runtime>,
     /// Memory whose free is deferred; `None` if it is freed at once.
-    deferred: Mutex<Option<Vec<Memory>>>,
+    deferred: Mutex<Option<Vec<(*mut c_void, MemorySource)>>>,
     arena: Mutex<Option<ReservedMemory>>,
-}
-
-/// Device memory.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Memory {
-    pub start: *mut c_void,
-    pub source: MemorySource,
 }
 
 /// Where memory is from.
@@ -111,19 +104,19 @@ impl OwnedStream {
     }
 
     /// Frees memory after all work so far; during a capture, after that.
-    pub fn free(&self, memory: Memory) {
+    pub fn free(&self, start: *mut c_void, source: MemorySource) {
         if let Some(deferred) = &mut *self.lock() {
-            return deferred.push(memory);
+            return deferred.push((start, source));
         }
-        match (memory.source, self.runtime.stream_ordered) {
-            (MemorySource::Arena, _) => self.free_to_arena(memory.start),
+        match (source, self.runtime.stream_ordered) {
+            (MemorySource::Arena, _) => self.free_to_arena(start),
             // SAFETY: allocated by the matching function; freed in stream order.
             (MemorySource::StreamOrdered, Some(allocator)) => unsafe {
-                (allocator.free)(memory.start, self.raw);
+                (allocator.free)(start, self.raw);
             },
             // SAFETY: allocated by the matching function, which waits for all work.
             _ => unsafe {
-                (self.runtime.free)(memory.start);
+                (self.runtime.free)(start);
             },
         }
     }
@@ -144,10 +137,10 @@ impl OwnedStream {
     /// Frees what was deferred.
     pub fn free_deferred(&self) {
         let deferred = self.lock().take();
-        deferred.into_iter().flatten().for_each(|memory| self.free(memory));
+        deferred.into_iter().flatten().for_each(|(start, source)| self.free(start, source));
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Vec<Memory>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Vec<(*mut c_void, MemorySource)>>> {
         self.deferred.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

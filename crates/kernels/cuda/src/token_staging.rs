@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use regatta_comm::Event;
 use regatta_comm::gpu_runtime::Runtime;
 
-use crate::pinned::Pinned;
+use crate::runtime_memory::RuntimeMemory;
 
 /// Copies that may be in flight.
 const SLOTS: usize = 16;
@@ -27,13 +27,13 @@ pub struct TokenStaging {
 
 #[derive(Default)]
 struct Ring {
-    slots: Vec<Slot>,
+    slots: [Slot; SLOTS],
     next: usize,
 }
 
 #[derive(Default)]
 struct Slot {
-    memory: Option<Pinned>,
+    memory: Option<RuntimeMemory>,
     /// Completion of the last copy from it.
     copied: Option<Event>,
 }
@@ -53,9 +53,6 @@ impl TokenStaging {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         let index = ring.next;
         ring.next = (index + 1) % SLOTS;
-        if ring.slots.len() <= index {
-            ring.slots.push(Slot::default());
-        }
         let slot = &mut ring.slots[index];
         if let Some(copied) = slot.copied.take() {
             copied.wait().map_err(|error| StagingError::Queued(error.to_string()))?;
@@ -70,8 +67,9 @@ impl TokenStaging {
         Ok(())
     }
 
-    fn alloc(&self, bytes: usize) -> Result<Pinned, StagingError> {
+    fn alloc(&self, bytes: usize) -> Result<RuntimeMemory, StagingError> {
         let cause = |code| format!("{bytes} bytes: {}", self.runtime.error_string(code));
-        Pinned::alloc(&self.runtime, bytes).map_err(|code| StagingError::Allocation(cause(code)))
+        RuntimeMemory::pinned(&self.runtime, bytes)
+            .map_err(|code| StagingError::Allocation(cause(code)))
     }
 }

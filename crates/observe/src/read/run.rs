@@ -9,10 +9,10 @@ use regatta_model::run_folder::{
 };
 use regatta_model::{Machine, Placement};
 
+use super::ReadError;
 use super::file::{read_document, read_text};
 use super::follow::RunFollower;
 use super::summary::{self, RunKind};
-use super::{Progress, ReadError, progress};
 
 /// A run folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,11 +36,6 @@ impl Run {
     /// What the run does.
     pub fn kind(&self) -> RunKind {
         self.kind
-    }
-
-    /// How far a training is.
-    pub fn progress(&self) -> Option<Progress> {
-        progress(&self.path)
     }
 
     /// The launches of the run: the first one, and those that resumed it, oldest first.

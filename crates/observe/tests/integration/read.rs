@@ -15,6 +15,7 @@ use regatta_model::run_folder::{
 };
 use regatta_observe::read::{
     LineFollower, NewLines, ReadError, Run, RunFollower, RunKind, RunState, Source, Update,
+    progress,
 };
 
 /// A folder that is removed at the end.
@@ -169,7 +170,7 @@ fn records_of_version_1_have_attempts_launches_and_metrics() {
     let summary = run.summary();
     assert_eq!((summary.last.step, summary.last.steps), (Some(10), Some(10)));
     assert!(summary.last.val_loss.is_some());
-    assert_eq!(summary.last.loss, run.progress().unwrap().loss);
+    assert_eq!(summary.last.loss, progress(run.path()).unwrap().loss);
     assert!(run.last_launch().path().ends_with("relaunch/20261119-152427-79"));
 }
 
@@ -340,7 +341,7 @@ fn unreadable_files_are_errors_that_name_them() {
     for (error, name) in errors.iter().zip(names) {
         assert!(error.to_string().contains(name), "{error}");
     }
-    assert!(run.progress().is_none() && run.summary().state == RunState::Failed);
+    assert!(progress(run.path()).is_none() && run.summary().state == RunState::Failed);
     let error = Run::open(&folder.0.join("log")).unwrap_err().to_string();
     assert!(error.contains("log is not a run folder"), "{error}");
     assert!(matches!(Run::find(&folder.0.join("none")), Err(ReadError::Io { .. })));

@@ -140,25 +140,6 @@ impl Cpu {
     }
 }
 
-/// f32 GEMM by the `gemm` crate on one thread: the baseline of benchmarks.
-///
-/// # Panics
-/// If a matrix is not f32 or does not have the given shape.
-pub fn gemm_f32_baseline(
-    shape: GemmShape,
-    a: MatrixSlice<'_>,
-    b: MatrixSlice<'_>,
-    c: &mut [f32],
-    accumulate: bool,
-) {
-    a.assert_in_bounds(shape.m, shape.k);
-    b.assert_in_bounds(shape.k, shape.n);
-    assert_eq!(c.len(), shape.m * shape.n, "c does not have the given shape");
-    let c = MatrixPtrMut { ptr: c.as_mut_ptr(), row_stride: shape.n };
-    // SAFETY: the matrices have this shape, and `c` is borrowed mutably.
-    unsafe { gemm_by_crate(shape, a.as_ptr(), b.as_ptr(), c, accumulate) }
-}
-
 /// Calls the `gemm` crate. Its output is column-major, so it computes `cᵀ = bᵀ aᵀ`.
 ///
 /// # Safety

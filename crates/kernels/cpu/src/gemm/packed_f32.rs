@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::Cpu;
 use crate::gemm::small_f32::{MatrixPtr, MatrixPtrMut, ROWS, gemm_inline};
-use crate::gemm::task_grid::{MaxBlock, TaskGrid, TileSize};
+use crate::gemm::task_grid::{BlockSize, TaskGrid};
 use crate::gemm::{Epilogue, GemmShape, MIN_WORK_PER_THREAD};
 use crate::isa::{Isa, kernel};
 use crate::lanes::{Lanes, WIDTH};
@@ -24,10 +24,10 @@ const MAX_STRIP_ROWS: usize = 16 * ROWS;
 const PREFETCH_ROWS: usize = 8;
 
 /// A tile of the output.
-const TILE: TileSize = TileSize { rows: ROWS, columns: PANEL };
+const TILE: BlockSize = BlockSize { rows: ROWS, columns: PANEL };
 
 /// Blocks of the output whose operands fit into L2.
-const MAX_BLOCK: MaxBlock = MaxBlock { rows: 4 * MAX_STRIP_ROWS, columns: 8 * PANEL };
+const MAX_BLOCK: BlockSize = BlockSize { rows: 4 * MAX_STRIP_ROWS, columns: 8 * PANEL };
 
 /// Elements of B that are packed at once: they are multiplied while they are in L3, and thousands of depth
 /// blocks of a large vocabulary need few fork-joins.

@@ -5,7 +5,7 @@ use crate::attention::HeadScratch;
 use crate::gemm::bf16::{
     self, GemmScratch, Kernel, MatrixSliceMut, OperandA, OutputBlock, OutputPtr, PackedA, PackedB,
 };
-use crate::gemm::task_grid::{TaskGrid, TileSize};
+use crate::gemm::task_grid::{BlockSize, TaskGrid};
 use crate::gemm::{GemmArgs, GemmShape, MIN_WORK_PER_THREAD};
 use crate::isa::{Isa, IsaKind};
 use crate::scratch::ObjectPool;
@@ -16,7 +16,7 @@ use regatta_device::tensor::ViewMut;
 const BALANCED_WORK: usize = 8 << 20;
 
 /// Blocks have full tiles.
-const BLOCK_TILE: TileSize = TileSize { rows: bf16::MAX_TILE_ROWS, columns: bf16::TILE_COLUMNS };
+const BLOCK_TILE: BlockSize = BlockSize { rows: bf16::MAX_TILE_ROWS, columns: bf16::TILE_COLUMNS };
 
 /// Kernel and reused buffers of bf16 GEMMs.
 #[derive(Debug)]
@@ -131,7 +131,6 @@ mod tests {
     use super::*;
     use crate::gemm::Epilogue;
     use crate::gemm::bf16::MatrixSlice;
-    use crate::gemm::task_grid::MaxBlock;
     use crate::slice::Slice;
     use half::bf16;
     use proptest::prelude::*;
@@ -213,7 +212,7 @@ mod tests {
                 cpu.bf16_gemm = Bf16Gemm::with_kernel(kernel);
                 let mut packed = PackedB::default();
                 packed.pack(kernel, k, n, args.b);
-                let product = |max: MaxBlock| {
+                let product = |max: BlockSize| {
                     let mut c = Tensor::zeros(m * n, output);
                     cpu.copy(View::from_slice(&initial[..]), c.view_mut());
                     let grid = TaskGrid::new(shape, BLOCK_TILE, max, 3);
@@ -221,8 +220,8 @@ mod tests {
                     c.host_bytes_mut().to_vec()
                 };
                 let [rows, columns] = case.max;
-                let expected = product(MaxBlock { rows: 1 << 20, columns: 1 << 20 });
-                let found = product(MaxBlock { rows, columns });
+                let expected = product(BlockSize { rows: 1 << 20, columns: 1 << 20 });
+                let found = product(BlockSize { rows, columns });
                 prop_assert!(found == expected, "{}", kernel.name());
             }
         }

@@ -8,16 +8,9 @@ use std::ops::Range;
 use crate::gemm::GemmShape;
 use crate::thread_pool::task_range;
 
-/// Rows and columns of a tile of the kernel.
+/// Rows and columns of a tile of the kernel, or of the largest block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TileSize {
-    pub rows: usize,
-    pub columns: usize,
-}
-
-/// Maximum rows and columns of a block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MaxBlock {
+pub struct BlockSize {
     pub rows: usize,
     pub columns: usize,
 }
@@ -29,7 +22,7 @@ const LOAD_COST: usize = 96;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TaskGrid {
     shape: [usize; 2],
-    tile: TileSize,
+    tile: BlockSize,
     /// Blocks along each side.
     row_blocks: usize,
     column_blocks: usize,
@@ -37,7 +30,7 @@ pub struct TaskGrid {
 
 impl TaskGrid {
     /// The grid that takes `threads` threads the least time.
-    pub fn new(shape: GemmShape, tile: TileSize, max: MaxBlock, threads: usize) -> Self {
+    pub fn new(shape: GemmShape, tile: BlockSize, max: BlockSize, threads: usize) -> Self {
         let candidates = |len: usize, tile: usize, max: usize| {
             let tiles = len.div_ceil(tile).max(1);
             let mut blocks: Vec<usize> = (1..=(max / tile).clamp(1, tiles))
@@ -116,8 +109,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const TILE: TileSize = TileSize { rows: 32, columns: 32 };
-    const MAX: MaxBlock = MaxBlock { rows: 256, columns: 512 };
+    const TILE: BlockSize = BlockSize { rows: 32, columns: 32 };
+    const MAX: BlockSize = BlockSize { rows: 256, columns: 512 };
 
     fn grid(m: usize, n: usize, threads: usize) -> TaskGrid {
         TaskGrid::new(GemmShape { m, n, k: 1 }, TILE, MAX, threads)

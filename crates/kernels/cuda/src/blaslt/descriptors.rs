@@ -1,7 +1,6 @@
 //! Descriptors of a GEMM: what the library needs to choose and to launch an algorithm.
 
 use std::ffi::{c_int, c_void};
-use std::ptr::null_mut;
 use std::sync::Arc;
 
 use regatta_comm::gpu_runtime::{SUCCESS, Stream, Vendor};
@@ -9,9 +8,10 @@ use regatta_device::ops::FP8_DTYPE;
 
 use super::constants::{Constants, Fp8Constants};
 use super::gemm::{Epilogue, Gemm, GemmArgs};
+use super::owned::Owned;
 use super::sys::{
     ALGORITHM_BYTES, Algorithm, CUBLASLT_ALGORITHM_WORDS, Functions, HIPBLASLT_ALGORITHM_WORDS,
-    Handle, HeuristicResult, MatmulDesc, MatmulPreference, MatrixLayout,
+    Handle, HeuristicResult,
 };
 use crate::Ptr;
 
@@ -25,54 +25,55 @@ pub(crate) struct StatusError {
     pub code: c_int,
 }
 
-fn check(function: &'static str, code: c_int) -> Result<(), StatusError> {
+pub(super) fn check(function: &'static str, code: c_int) -> Result<(), StatusError> {
     if code == SUCCESS { Ok(()) } else { Err(StatusError { function, code }) }
 }
 
-/// The descriptors of one GEMM, destroyed when dropped.
+/// The descriptors of one GEMM.
 pub(crate) struct Descriptors {
-    functions: Arc<Functions>,
     gemm: Gemm,
-    desc: MatmulDesc,
-    a: MatrixLayout,
-    b: MatrixLayout,
+    desc: Owned,
+    a: Owned,
+    b: Owned,
     /// `c` and `d` have the same layout.
-    d: MatrixLayout,
+    d: Owned,
+    /// Dropped last: it keeps the library loaded.
+    functions: Arc<Functions>,
 }
 
 impl Descriptors {
     /// Creates the descriptors.
     pub fn new(functions: &Arc<Functions>, gemm: Gemm) -> Result<Self, StatusError> {
-        let functions = functions.clone();
-        let nothing = null_mut();
-        let mut created =
-            Self { functions, gemm, desc: nothing, a: nothing, b: nothing, d: nothing };
-        created.create()?;
-        Ok(created)
-    }
-
-    fn create(&mut self) -> Result<(), StatusError> {
-        let Gemm { m, n, k, lda, ldb, ldd, .. } = self.gemm;
-        let constants = self.constants();
-        let create = self.functions.matmul_desc_create;
-        // SAFETY: the function writes one pointer.
-        let code = unsafe { create(&mut self.desc, constants.compute_f32, constants.f32) };
-        check("MatmulDescCreate", code)?;
-        let desc = &constants.desc;
-        let operation = |transpose: bool| constants.operations[usize::from(transpose)];
-        self.set(desc.transpose_a, operation(self.gemm.transpose_a))?;
-        self.set(desc.transpose_b, operation(self.gemm.transpose_b))?;
-        self.set_epilogue()?;
-        self.set_scale_modes()?;
+        let Gemm { m, n, k, lda, ldb, ldd, transpose_a, transpose_b, input, output, .. } = gemm;
+        let constants = Constants::of(functions.vendor);
+        let create = functions.matmul_desc_create;
+        // SAFETY: the functions are those of descriptors.
+        let desc = unsafe {
+            Owned::new("MatmulDescCreate", functions.matmul_desc_destroy, |desc| {
+                create(desc, constants.compute_f32, constants.f32)
+            })?
+        };
+        let layout = |dtype, (rows, columns): (u64, u64), ld: u64| {
+            let create = functions.matrix_layout_create;
+            // SAFETY: the functions are those of layouts.
+            unsafe {
+                Owned::new("MatrixLayoutCreate", functions.matrix_layout_destroy, |to| {
+                    create(to, constants.data_type(dtype), rows, columns, ld as i64)
+                })
+            }
+        };
         let stored =
             |transpose, rows, columns| if transpose { (columns, rows) } else { (rows, columns) };
-        let (input, output) = (self.gemm.input, self.gemm.output);
-        let a = self.layout(constants.data_type(input), stored(self.gemm.transpose_a, m, k), lda);
-        self.a = a?;
-        let b = self.layout(constants.data_type(input), stored(self.gemm.transpose_b, k, n), ldb);
-        self.b = b?;
-        self.d = self.layout(constants.data_type(output), (m, n), ldd)?;
-        Ok(())
+        let a = layout(input, stored(transpose_a, m, k), lda)?;
+        let b = layout(input, stored(transpose_b, k, n), ldb)?;
+        let d = layout(output, (m, n), ldd)?;
+        let created = Self { gemm, desc, a, b, d, functions: functions.clone() };
+        let operation = |transpose: bool| constants.operations[usize::from(transpose)];
+        created.set(constants.desc.transpose_a, operation(transpose_a))?;
+        created.set(constants.desc.transpose_b, operation(transpose_b))?;
+        created.set_epilogue()?;
+        created.set_scale_modes()?;
+        Ok(created)
     }
 
     fn set_epilogue(&self) -> Result<(), StatusError> {
@@ -105,19 +106,6 @@ impl Descriptors {
         self.constants().fp8.as_ref().filter(|_| self.gemm.input == FP8_DTYPE)
     }
 
-    fn layout(
-        &self,
-        data_type: c_int,
-        (rows, columns): (u64, u64),
-        ld: u64,
-    ) -> Result<MatrixLayout, StatusError> {
-        let mut layout = null_mut();
-        let create = self.functions.matrix_layout_create;
-        // SAFETY: the function writes one pointer.
-        let code = unsafe { create(&mut layout, data_type, rows, columns, ld as i64) };
-        check("MatrixLayoutCreate", code).map(|()| layout)
-    }
-
     /// Sets the addresses that are attributes, not arguments. The heuristic considers their alignment.
     pub fn set_pointers(&self, args: &GemmArgs) -> Result<(), StatusError> {
         let desc = &self.constants().desc;
@@ -136,10 +124,9 @@ impl Descriptors {
     }
 
     fn set<T: Copy>(&self, attribute: c_int, value: T) -> Result<(), StatusError> {
-        let set = self.functions.matmul_desc_set_attribute;
-        // SAFETY: the descriptor is valid; the function reads one value.
-        let code = unsafe { set(self.desc, attribute, (&raw const value).cast(), size_of::<T>()) };
-        check("MatmulDescSetAttribute", code)
+        let set = ("MatmulDescSetAttribute", self.functions.matmul_desc_set_attribute);
+        // SAFETY: the function is that of descriptors.
+        unsafe { self.desc.set(set, attribute, value) }
     }
 
     /// At most `count` algorithms, the best by the library's estimate first.
@@ -166,7 +153,7 @@ impl Descriptors {
         handle: Handle,
         count: usize,
     ) -> Result<Vec<Algorithm>, StatusError> {
-        let preference = Preference::new(&self.functions, self.gemm.alignment)?;
+        let preference = self.preference()?;
         let none = HeuristicResult::<WORDS> {
             algorithm: [0; WORDS],
             workspace_bytes: 0,
@@ -181,11 +168,11 @@ impl Descriptors {
         let code = unsafe {
             (self.functions.matmul_algo_get_heuristic)(
                 handle,
-                self.desc,
-                self.a,
-                self.b,
-                self.d,
-                self.d,
+                self.desc.raw,
+                self.a.raw,
+                self.b.raw,
+                self.d.raw,
+                self.d.raw,
                 preference.raw,
                 count as c_int,
                 results.as_mut_ptr().cast(),
@@ -197,6 +184,23 @@ impl Descriptors {
         let usable =
             results.iter().filter(|r| r.state == SUCCESS && r.workspace_bytes <= WORKSPACE_BYTES);
         Ok(usable.map(|result| algorithm_of(&result.algorithm)).collect())
+    }
+
+    /// Limits on the algorithms of the heuristic.
+    fn preference(&self) -> Result<Owned, StatusError> {
+        let (functions, constants) = (&self.functions, self.constants());
+        let set = ("MatmulPreferenceSetAttribute", functions.matmul_preference_set_attribute);
+        let (create, destroy) =
+            (functions.matmul_preference_create, functions.matmul_preference_destroy);
+        // SAFETY: the functions are those of preferences.
+        unsafe {
+            let preference = Owned::new("MatmulPreferenceCreate", destroy, |to| create(to))?;
+            preference.set(set, constants.max_workspace_bytes, WORKSPACE_BYTES as u64)?;
+            for attribute in constants.min_alignment_bytes {
+                preference.set(set, *attribute, self.gemm.alignment)?;
+            }
+            Ok(preference)
+        }
     }
 
     /// Queues the GEMM; the result is the library's code.
@@ -220,17 +224,17 @@ impl Descriptors {
         unsafe {
             (self.functions.matmul)(
                 handle,
-                self.desc,
+                self.desc.raw,
                 scalar(&alpha),
                 args.a.as_raw(),
-                self.a,
+                self.a.raw,
                 args.b.as_raw(),
-                self.b,
+                self.b.raw,
                 scalar(&beta),
                 d,
-                self.d,
+                self.d.raw,
                 d,
-                self.d,
+                self.d.raw,
                 algorithm,
                 workspace.as_raw(),
                 WORKSPACE_BYTES,
@@ -244,61 +248,10 @@ impl Descriptors {
     }
 }
 
-impl Drop for Descriptors {
-    fn drop(&mut self) {
-        // SAFETY: what was created is valid and not used afterwards.
-        unsafe {
-            for layout in [self.a, self.b, self.d].into_iter().filter(|layout| !layout.is_null()) {
-                (self.functions.matrix_layout_destroy)(layout);
-            }
-            if !self.desc.is_null() {
-                (self.functions.matmul_desc_destroy)(self.desc);
-            }
-        }
-    }
-}
-
 fn algorithm_of(words: &[u64]) -> Algorithm {
     let mut bytes = [0; ALGORITHM_BYTES];
     for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
         to.copy_from_slice(&word.to_ne_bytes());
     }
     Algorithm(bytes)
-}
-
-/// Limits on the algorithms of the heuristic.
-struct Preference<'a> {
-    functions: &'a Functions,
-    raw: MatmulPreference,
-}
-
-impl<'a> Preference<'a> {
-    fn new(functions: &'a Functions, alignment: u32) -> Result<Self, StatusError> {
-        let mut created = Self { functions, raw: null_mut() };
-        // SAFETY: the function writes one pointer.
-        let code = unsafe { (functions.matmul_preference_create)(&mut created.raw) };
-        check("MatmulPreferenceCreate", code)?;
-        let constants = Constants::of(functions.vendor);
-        created.set(constants.max_workspace_bytes, WORKSPACE_BYTES as u64)?;
-        for attribute in constants.min_alignment_bytes {
-            created.set(*attribute, alignment)?;
-        }
-        Ok(created)
-    }
-
-    fn set<T: Copy>(&self, attribute: c_int, value: T) -> Result<(), StatusError> {
-        let set = self.functions.matmul_preference_set_attribute;
-        // SAFETY: the preference is valid; the function reads one value.
-        let code = unsafe { set(self.raw, attribute, (&raw const value).cast(), size_of::<T>()) };
-        check("MatmulPreferenceSetAttribute", code)
-    }
-}
-
-impl Drop for Preference<'_> {
-    fn drop(&mut self) {
-        if !self.raw.is_null() {
-            // SAFETY: it is valid and not used afterwards.
-            unsafe { (self.functions.matmul_preference_destroy)(self.raw) };
-        }
-    }
 }

@@ -3,9 +3,9 @@
 pub(crate) mod constants;
 mod conversion;
 mod descriptors;
-mod device_buffer;
 mod error;
 mod gemm;
+mod owned;
 mod plan_cache;
 pub(crate) mod sys;
 #[cfg(test)]
@@ -14,29 +14,30 @@ mod tune;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use regatta_comm::gpu_runtime::{LibraryError, Runtime, SUCCESS, Stream, Vendor};
 
 use crate::Ptr;
 use crate::cache_dir::cache_dir;
+use crate::runtime_memory::RuntimeMemory;
 use conversion::Conversions;
 use descriptors::{Descriptors, StatusError, WORKSPACE_BYTES};
-use device_buffer::DeviceBuffer;
 pub(crate) use error::GemmError;
 pub(crate) use gemm::{Epilogue, Gemm, GemmArgs};
+use owned::Owned;
 use plan_cache::PlanCache;
 use sys::{Algorithm, Functions, Handle};
 use tune::MAX_CANDIDATES;
 
 /// The BLAS library of a device.
 pub(crate) struct BlasLt {
-    functions: Arc<Functions>,
     /// `None` keeps tuned algorithms in memory only.
     cache_dir: Option<PathBuf>,
     state: Mutex<State>,
     pub conversions: Conversions,
+    /// Dropped last: it keeps the library loaded.
+    functions: Arc<Functions>,
 }
 
 /// Where GEMMs are queued.
@@ -55,8 +56,8 @@ pub(crate) struct StreamContext<'a> {
 struct State {
     plans: HashMap<Gemm, Plan>,
     cache: Option<PlanCache>,
-    workspace: Option<DeviceBuffer>,
-    handle: Option<OwnedHandle>,
+    workspace: Option<RuntimeMemory>,
+    handle: Option<Owned>,
 }
 
 // SAFETY: handle and descriptors may be used by any thread; a lock serialises their use.
@@ -184,14 +185,16 @@ impl BlasLt {
         let handle = match &state.handle {
             Some(handle) => handle.raw,
             None => {
-                let handle = OwnedHandle::new(&self.functions).map_err(|e| self.failed(e))?;
-                state.handle.insert(handle).raw
+                let Functions { create, destroy, .. } = *self.functions;
+                // SAFETY: the functions are those of handles.
+                let handle = unsafe { Owned::new("Create", destroy, |to| create(to)) };
+                state.handle.insert(handle.map_err(|error| self.failed(error))?).raw
             }
         };
         let workspace = match &state.workspace {
             Some(workspace) => workspace.ptr(),
             None => {
-                let workspace = DeviceBuffer::allocate(context.runtime, WORKSPACE_BYTES);
+                let workspace = RuntimeMemory::device(context.runtime, WORKSPACE_BYTES);
                 let workspace = workspace.map_err(|code| GemmError::Workspace {
                     bytes: WORKSPACE_BYTES,
                     cause: context.runtime.error_string(code),
@@ -266,7 +269,7 @@ impl Call<'_> {
     ) -> Option<usize> {
         let StreamContext { runtime, stream, .. } = self.context;
         let output = tune::tuning_output(runtime, stream, gemm, self.args).ok()?;
-        let d = output.as_ref().map_or(self.args.d, DeviceBuffer::ptr);
+        let d = output.as_ref().map_or(self.args.d, RuntimeMemory::ptr);
         let args = GemmArgs { d, ..*self.args };
         tune::fastest(candidates.len(), |candidate, launches| {
             tune::average_ms(runtime, stream, launches, || {
@@ -274,29 +277,5 @@ impl Call<'_> {
                 unsafe { self.launch(&args, descriptors, &candidates[candidate]) }
             })
         })
-    }
-}
-
-/// A handle, destroyed when dropped.
-struct OwnedHandle {
-    functions: Arc<Functions>,
-    raw: Handle,
-}
-
-impl OwnedHandle {
-    fn new(functions: &Arc<Functions>) -> Result<Self, StatusError> {
-        let mut raw = null_mut();
-        // SAFETY: the function writes one pointer.
-        match unsafe { (functions.create)(&mut raw) } {
-            SUCCESS => Ok(Self { functions: functions.clone(), raw }),
-            code => Err(StatusError { function: "Create", code }),
-        }
-    }
-}
-
-impl Drop for OwnedHandle {
-    fn drop(&mut self) {
-        // SAFETY: the handle is valid and not used afterwards.
-        unsafe { (self.functions.destroy)(self.raw) };
     }
 }

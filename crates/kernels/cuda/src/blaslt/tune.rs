@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use regatta_comm::gpu_runtime::{MEMCPY_DEFAULT, Runtime, SUCCESS, Stream, TimingEvent};
 
-use super::device_buffer::DeviceBuffer;
 use super::gemm::{Gemm, GemmArgs};
+use crate::runtime_memory::RuntimeMemory;
 
 /// Proposals of the heuristic that are timed.
 pub(crate) const MAX_CANDIDATES: usize = 16;
@@ -83,14 +83,14 @@ pub(crate) fn tuning_output(
     stream: Stream,
     gemm: &Gemm,
     args: &GemmArgs,
-) -> Result<Option<DeviceBuffer>, c_int> {
+) -> Result<Option<RuntimeMemory>, c_int> {
     if !gemm.accumulate {
         return Ok(None);
     }
-    let copy = DeviceBuffer::allocate(runtime, gemm.output_bytes())?;
+    let copy = RuntimeMemory::device(runtime, gemm.output_bytes())?;
     let (to, from) = (copy.ptr().as_raw(), args.d.as_raw());
     // SAFETY: both have this many bytes.
-    let code = unsafe { (runtime.memcpy_async)(to, from, copy.bytes(), MEMCPY_DEFAULT, stream) };
+    let code = unsafe { (runtime.memcpy_async)(to, from, copy.bytes, MEMCPY_DEFAULT, stream) };
     if code == SUCCESS { Ok(Some(copy)) } else { Err(code) }
 }
 

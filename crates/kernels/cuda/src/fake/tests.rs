@@ -70,6 +70,19 @@ fn the_device_says_that_it_is_fake() {
 }
 
 #[test]
+fn only_the_first_error_is_kept() {
+    let device = device(Precision::F32);
+    assert!(!device.has_failed() && device.check().is_ok());
+    device.fail("add", "out of memory");
+    device.fail("scale", "out of memory");
+    assert!(device.has_failed());
+    let error = device.check().unwrap_err();
+    assert_eq!(error, device.error("add", "out of memory"));
+    let name = format!("Fake NVIDIA GPU (host memory) (device {})", device.index);
+    assert_eq!(error.to_string(), format!("{name}: add failed: out of memory"));
+}
+
+#[test]
 fn nothing_leaks() {
     let (device, probe) = open(f32_device());
     let tensor = filled(&device, 100, 1.0);

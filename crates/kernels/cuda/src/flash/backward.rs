@@ -5,7 +5,7 @@ use regatta_comm::gpu_runtime::Vendor;
 use regatta_device::ops::AttentionChunkShape;
 use regatta_device::tensor::View;
 
-use super::mma::BackwardLayout;
+use super::mma::{self, BackwardLayout};
 use super::problem::kernel_args;
 use super::{Problem, generic, mfma};
 use crate::elementwise::{are_aligned, is_bf16, to_u32};
@@ -70,7 +70,8 @@ impl CudaDevice {
             Vendor::Amd => {
                 let kv = mfma::Layout::backward_kv(head_dim);
                 let q = mfma::Layout::backward_q(head_dim);
-                let kernel = |function| kv.backward_kernel(problem, function);
+                let flags = mma::flags(problem);
+                let kernel = |function| kv.kernel(&mfma::BACKWARD, function, flags, "ACCUMULATE");
                 [
                     (kernel("attention_mfma_backward_kv"), kv.key_grid(problem)),
                     (kernel("attention_mfma_backward_q"), q.query_grid(problem)),

@@ -14,7 +14,10 @@ impl CudaDevice {
             Vendor::Nvidia => (mma::forward_kernel(problem), mma::forward_grid(problem)),
             Vendor::Amd => {
                 let layout = mfma::Layout::forward(problem.shape.head_dim);
-                (layout.forward_kernel(problem), layout.query_grid(problem))
+                let flags = mma::flags(problem);
+                let kernel =
+                    layout.kernel(&mfma::FORWARD, "attention_mfma_forward", flags, "MERGE");
+                (kernel, layout.query_grid(problem))
             }
         };
         self.launch(&kernel, grid, &forward_args(problem, y, lse));

@@ -1,7 +1,7 @@
 //! The kernels of AMD's matrix cores: definitions, shared memory and blocks.
 
 use super::Problem;
-use super::mma::{flags, with_defines};
+use super::mma::with_defines;
 use crate::elementwise::to_u32;
 use crate::{Grid, Kernel, Source};
 
@@ -55,15 +55,8 @@ impl Layout {
         Self { transposed_tiles: 1, ..Self::backward_kv(head_dim) }
     }
 
-    pub fn forward_kernel(self, problem: &Problem) -> Kernel {
-        self.kernel(&FORWARD, "attention_mfma_forward", flags(problem), "MERGE")
-    }
-
-    pub fn backward_kernel(self, problem: &Problem, function: &'static str) -> Kernel {
-        self.kernel(&BACKWARD, function, flags(problem), "ACCUMULATE")
-    }
-
-    fn kernel(
+    /// A kernel, compiled for the flags of a problem.
+    pub fn kernel(
         self,
         source: &'static Source,
         function: &'static str,

@@ -8,20 +8,20 @@ use regatta_events::operation::{Name, OperationKind};
 use regatta_events::status::{CommunicatorStatus, CurrentOperation};
 use regatta_model::units::pluralize;
 
-use super::groups::{Absent, Group, Groups, Member};
+use super::groups::{Absent, Groups, Member};
 use super::text::{describe, seconds};
 use super::{Finding, age};
 
 /// The oldest collective in flight, if it has been for long.
-pub(super) fn judge(groups: &Groups<'_>, group: &Group<'_>) -> Option<(Finding, Wait)> {
-    let in_flight = || group.members.iter().filter_map(|m| Some((m, m.status.current.as_ref()?)));
+pub(super) fn judge(groups: &Groups<'_>, group: &[Member<'_>]) -> Option<(Finding, Wait)> {
+    let in_flight = || group.iter().filter_map(|m| Some((m, m.status.current.as_ref()?)));
     let index = in_flight().map(|(_, current)| current.index).min()?;
     let oldest = in_flight().map(|(member, current)| age(member.process, current)).max()?;
     if oldest < groups.job.min_age {
         return None;
     }
     let entered = in_flight().filter(|(_, current)| current.index == index).collect();
-    let absent = group.absent(groups);
+    let absent = groups.absent(group);
     let case = Case { groups, group, index, entered, absent };
     let (ranks, sentence) = case.judge();
     let message = sentence + &case.remarks(&ranks);
@@ -44,7 +44,7 @@ fn describe_call((member, current): &Entered<'_>) -> String {
 /// A collective that does not complete.
 struct Case<'a> {
     groups: &'a Groups<'a>,
-    group: &'a Group<'a>,
+    group: &'a [Member<'a>],
     /// Its number in the communicator.
     index: u64,
     /// The members for which it is the oldest in flight.
@@ -64,13 +64,13 @@ impl<'a> Case<'a> {
 
     /// The members at these stages.
     fn select(&self, is: impl Fn(Stage) -> bool) -> BTreeSet<u32> {
-        let members = self.group.members.iter().filter(|member| is(self.stage(member.status)));
+        let members = self.group.iter().filter(|member| is(self.stage(member.status)));
         members.map(|member| member.rank).collect()
     }
 
     fn cause(&self) -> Cause<Entered<'a>> {
         let absent = self.absent.ranks.iter().map(|rank| (*rank, Stage::NotEntered));
-        let members = self.group.members.iter().map(|m| (m.rank, self.stage(m.status)));
+        let members = self.group.iter().map(|m| (m.rank, self.stage(m.status)));
         let calls = self.entered.iter().map(|entered| (entered.0.rank, *entered)).collect();
         let calls = BTreeMap::from([(self.index, calls)]);
         hang::judge(&calls, &members.chain(absent).collect(), |one, other| agree(one.1, other.1))
@@ -130,7 +130,7 @@ impl<'a> Case<'a> {
     /// Which of the ranks at fault have ended, and whose counts are too low because events were lost.
     fn remarks(&self, ranks: &BTreeSet<u32>) -> String {
         let ended = ranks.iter().copied().filter(|rank| self.groups.has_ended(*rank)).collect();
-        let lossy = self.group.members.iter().filter(|member| member.process.lost > 0);
+        let lossy = self.group.iter().filter(|member| member.process.lost > 0);
         let lossy = lossy.map(|member| member.rank).collect();
         let remark = |ranks: BTreeSet<u32>, before: &str, after: &str| match ranks.is_empty() {
             true => String::new(),

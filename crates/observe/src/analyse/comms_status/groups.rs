@@ -10,7 +10,7 @@ use super::{JobStatus, age};
 #[derive(Debug)]
 pub(super) struct Groups<'a> {
     pub job: &'a JobStatus<'a>,
-    pub all: Vec<Group<'a>>,
+    pub all: Vec<Vec<Member<'a>>>,
     /// Ranks with a status.
     pub known: BTreeMap<u32, &'a str>,
     /// Ranks with an operation in flight that is not ordinary.
@@ -19,12 +19,6 @@ pub(super) struct Groups<'a> {
     pub ended: BTreeSet<u32>,
     /// Whether ranks are those of the launcher: programs such as torchrun start ranks of their own.
     pub are_launched: bool,
-}
-
-/// A communicator.
-#[derive(Debug)]
-pub(super) struct Group<'a> {
-    pub members: Vec<Member<'a>>,
 }
 
 /// A rank of a communicator.
@@ -72,7 +66,7 @@ pub(super) fn group<'a>(job: &'a JobStatus<'a>) -> Groups<'a> {
     }
     let are_launched = known.keys().all(|rank| (*rank as usize) < job.hosts.len());
     let ended = known.keys().copied().filter(|rank| !running.contains(rank)).collect();
-    let all = all.into_values().map(|members| Group { members }).collect();
+    let all = all.into_values().collect();
     Groups { job, all, known, waiting, ended, are_launched }
 }
 
@@ -87,21 +81,19 @@ impl Groups<'_> {
         let launched = || self.job.hosts.get(rank as usize).map(String::as_str);
         self.known.get(&rank).copied().or_else(launched)
     }
-}
 
-impl Group<'_> {
-    /// Members of the communicator that no status lists, as job ranks if they can be told: those that
+    /// Members of a communicator that no status lists, as job ranks if they can be told: those that
     /// have no status, or all that are not members.
-    pub fn absent(&self, groups: &Groups<'_>) -> Absent {
-        let size = self.members.iter().map(|member| member.status.communicator.ranks).max();
-        let count = (size.unwrap_or(0) as usize).saturating_sub(self.members.len());
-        let members: BTreeSet<u32> = self.members.iter().map(|member| member.rank).collect();
-        if count == 0 || !groups.are_launched {
+    pub fn absent(&self, group: &[Member<'_>]) -> Absent {
+        let size = group.iter().map(|member| member.status.communicator.ranks).max();
+        let count = (size.unwrap_or(0) as usize).saturating_sub(group.len());
+        let members: BTreeSet<u32> = group.iter().map(|member| member.rank).collect();
+        if count == 0 || !self.are_launched {
             return Absent { count, ranks: BTreeSet::new() };
         }
-        let others = (0..groups.job.hosts.len() as u32).filter(|rank| !members.contains(rank));
+        let others = (0..self.job.hosts.len() as u32).filter(|rank| !members.contains(rank));
         let others: BTreeSet<u32> = others.collect();
-        let is_silent = |rank: &&u32| !groups.known.contains_key(*rank);
+        let is_silent = |rank: &&u32| !self.known.contains_key(*rank);
         let silent: BTreeSet<u32> = others.iter().filter(is_silent).copied().collect();
         let ranks = [others, silent].into_iter().find(|ranks| ranks.len() == count);
         Absent { count, ranks: ranks.unwrap_or_default() }

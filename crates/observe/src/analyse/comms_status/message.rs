@@ -7,7 +7,7 @@ use regatta_events::hang::{Role, Wait};
 use regatta_events::operation::OperationKind;
 use regatta_events::status::CurrentOperation;
 
-use super::groups::{Group, Groups, Member};
+use super::groups::{Groups, Member};
 use super::text::{describe, seconds};
 use super::{Finding, age};
 
@@ -15,9 +15,9 @@ use super::{Finding, age};
 /// too, is reported once, by its sender.
 pub(super) fn judge<'a>(
     groups: &'a Groups<'a>,
-    group: &'a Group<'a>,
+    group: &'a [Member<'a>],
 ) -> impl Iterator<Item = (Finding, Wait)> {
-    group.members.iter().filter_map(move |member| {
+    group.iter().filter_map(move |member| {
         let message = member.status.message.as_ref()?;
         let is_old = age(member.process, message) >= groups.job.min_age;
         is_old.then(|| finding(groups, group, member, message))?
@@ -26,12 +26,12 @@ pub(super) fn judge<'a>(
 
 fn finding(
     groups: &Groups<'_>,
-    group: &Group<'_>,
+    group: &[Member<'_>],
     member: &Member<'_>,
     message: &CurrentOperation,
 ) -> Option<(Finding, Wait)> {
     let is_send = message.kind == OperationKind::Send;
-    let peer = group.members.iter().find(|it| message.peer == Some(it.status.communicator.rank));
+    let peer = group.iter().find(|it| message.peer == Some(it.status.communicator.rank));
     let state = match peer.map(|peer| (peer, peer.status.message.as_ref())) {
         None => PeerState::NoStatus,
         Some((_, Some(theirs))) if is_counterpart(message, member, theirs) => PeerState::Posted,

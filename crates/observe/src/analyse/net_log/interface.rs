@@ -1,10 +1,7 @@
 //! What the name of a network interface says about its network.
 
-use serde::{Deserialize, Serialize};
-
 /// Kind of the network that an interface belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InterfaceKind {
     /// A high-speed network: Slingshot, InfiniBand.
     Fabric,

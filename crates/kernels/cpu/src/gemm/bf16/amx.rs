@@ -15,7 +15,7 @@ use super::microkernel::{GemmTile, MicroKernelFn};
 use super::microkernel_x86::NativeRounding;
 use crate::gemm::Epilogue;
 use crate::gemm::small_f32::MatrixPtrMut;
-use crate::gemm::task_grid::MaxBlock;
+use crate::gemm::task_grid::BlockSize;
 
 /// Rows of a tile.
 const TILE_ROWS: usize = 16;
@@ -37,7 +37,7 @@ pub fn blocking(run: MicroKernelFn) -> Blocking {
 
 /// Rows that use a panel of B before it leaves the cache, and columns that use rows of A: at a depth of `kc`,
 /// 256 KiB of A and 2 MiB of B, which are read only once.
-const MAX_BLOCK: MaxBlock = MaxBlock { rows: 128, columns: 1024 };
+const MAX_BLOCK: BlockSize = BlockSize { rows: 128, columns: 1024 };
 
 /// Whether the CPU has AMX and the operating system lets this process use it.
 pub fn is_available() -> bool {

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use super::microkernel::{self, MicroKernel, MicroKernelFn, Portable};
 #[cfg(target_arch = "x86_64")]
 use super::{amx, microkernel_x86};
-use crate::gemm::task_grid::MaxBlock;
+use crate::gemm::task_grid::BlockSize;
 
 /// A GEMM kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -38,7 +38,7 @@ pub struct Blocking {
     /// Whether the micro-kernel reads rows of bf16 elements in place, without packing.
     pub a_in_place: bool,
     /// Largest block of the output that a task computes, if tasks have blocks and not rows.
-    pub max_block: Option<MaxBlock>,
+    pub max_block: Option<BlockSize>,
     /// Computes a tile.
     pub run: MicroKernelFn,
 }
@@ -135,7 +135,7 @@ impl Kernel {
     }
 
     /// Largest block of the output that a task computes, if tasks have blocks and not rows.
-    pub(crate) fn max_block(self) -> Option<MaxBlock> {
+    pub(crate) fn max_block(self) -> Option<BlockSize> {
         self.blocking().max_block
     }
 

@@ -66,12 +66,8 @@ impl<'a> MatrixSliceMut<'a> {
     }
 
     /// A pointer to it.
-    pub(super) fn into_ptr(self) -> OutputPtr {
-        let elements = match self.elements {
-            SliceMut::F32(elements) => ElementPtr::F32(elements.as_mut_ptr()),
-            SliceMut::Bf16(elements) => ElementPtr::Bf16(elements.as_mut_ptr()),
-        };
-        OutputPtr { elements, row_stride: self.row_stride }
+    pub(super) fn into_ptr(mut self) -> OutputPtr {
+        OutputPtr { elements: self.elements.as_mut_ptr(), row_stride: self.row_stride }
     }
 
     /// # Panics

@@ -43,7 +43,7 @@ pub(crate) use convert::{Element, round_to_bf16};
 
 use std::ops::Range;
 
-use aligned_lines::{AlignedLines, WORDS};
+use aligned_lines::AlignedLines;
 use epilogue::Accumulators;
 
 /// Buffers of a GEMM: one per thread, reused by every call.
@@ -77,9 +77,7 @@ impl PackedB {
     /// # Panics
     /// If `b` is too short, or the CPU does not support the kernel.
     pub fn pack(&mut self, kernel: Kernel, k: usize, n: usize, b: MatrixSlice<'_>) {
-        self.reset(kernel, [k, n], &b);
-        let out = self.lines.at_least(n.div_ceil(WORDS) * pack::panel_stride(k));
-        pack::pack_b(kernel, &b, [k, n], out);
+        self.pack_parallel(kernel, [k, n], b, 1, &|tasks, work| (0..tasks).for_each(work));
     }
 
     /// As [`Self::pack`], on a number of threads, by `parallel_for`.
@@ -94,14 +92,10 @@ impl PackedB {
         threads: usize,
         parallel_for: &ParallelFor<'_>,
     ) {
-        self.reset(kernel, [k, n], &b);
-        pack::pack_b_parallel(kernel, &b, [k, n], &mut self.lines, threads, parallel_for);
-    }
-
-    fn reset(&mut self, kernel: Kernel, [k, n]: [usize; 2], b: &MatrixSlice<'_>) {
         kernel.assert_available();
         b.assert_in_bounds(k, n);
         (self.kernel, self.k, self.n) = (kernel, k, n);
+        pack::pack_b_parallel(kernel, &b, [k, n], &mut self.lines, threads, parallel_for);
     }
 
     /// A range of rows and the first `n` columns. Further rows up to a multiple of 32 are multiplied by

@@ -173,13 +173,6 @@ pub fn pack_b_parallel(
     });
 }
 
-/// Packs all columns of B.
-pub fn pack_b(kernel: Kernel, b: &MatrixSlice<'_>, [k, n]: [usize; 2], out: &mut [CacheLine]) {
-    let layout = PackedLayout::B { stride: panel_stride(k) };
-    // SAFETY: `out` is borrowed mutably.
-    unsafe { pack_lanes(kernel, b, 0..k, 0..n, layout, LinesPtr::new(out)) };
-}
-
 /// Packs some lanes, from the start of a panel on, and a part of their depth, from the start of a block on. The
 /// lanes are columns of `b`: for A, it is transposed.
 ///
