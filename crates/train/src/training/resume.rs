@@ -4,10 +4,10 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use regatta_comm::Comm;
+use regatta_comm::{Comm, gather};
 
+use super::TrainingSetup;
 use super::error::{Result, TrainError};
-use super::{TrainingSetup, gather};
 use crate::checkpoint::manifest::DATA;
 use crate::checkpoint::{self, Checkpoint, CheckpointError, CheckpointMeta, Skipped};
 use crate::config::{Config, Resume};

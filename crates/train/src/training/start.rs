@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use regatta_comm::{Collectives, Comm};
+use regatta_comm::{Collectives, Comm, gather};
 use sha2::{Digest, Sha256};
 
 use super::checkpointing::{self, CheckpointManager, OwnedShards};
@@ -11,7 +11,7 @@ use super::gpu_memory::GpuMemoryPeak;
 use super::report::{self, Throughput};
 use super::reservation::{max_tensors, reserve};
 use super::usage::Usage;
-use super::{TOKENIZER, TrainingLoop, TrainingSetup, gather, resume};
+use super::{TOKENIZER, TrainingLoop, TrainingSetup, resume};
 use crate::checkpoint::manifest::{DATA, MICRO_BATCH, RUN, SPLIT};
 use crate::checkpoint::{
     Checkpoint, CheckpointMeta, has_checkpoint, has_checkpoint_of_run, is_in_dir,
