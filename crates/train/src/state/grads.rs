@@ -166,7 +166,7 @@ impl GradStore {
         full.map(|full| full.view().address().addr().get())
     }
 
-    /// As [`super::BlockStore::reduce_grads`].
+    /// Starts to reduce the gradients of a block to which a pass added its contribution.
     pub fn reduce(&mut self, block: usize, sync: GradSync) -> Result<()> {
         if !self.is_reduced(sync) {
             return Ok(());
