@@ -1,4 +1,4 @@
-//! Algorithm selection by a table: measured on the machine, or by default what [`super::simulate`]
+//! Algorithm selection by a table: measured on the machine, or by default what the simulation in the tests
 //! finds best on a typical machine.
 
 use regatta_model::Document;

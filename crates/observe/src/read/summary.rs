@@ -89,8 +89,7 @@ impl Run {
         Ok(runs)
     }
 
-    /// State, start, progress and size, for which all files are visited: see [`Self::state`] and
-    /// [`Self::progress`].
+    /// State (see [`Self::state`]), start, progress and size, for which all files are visited.
     pub fn summary(&self) -> RunSummary {
         let path = self.path();
         let (bytes, last_activity) = usage(path);

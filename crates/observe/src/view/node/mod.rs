@@ -1,6 +1,6 @@
 //! Draws a node with its ranks: GPU, cores and NIC of each rank.
 //!
-//! The terminal drawing and the SVG both render one [`scene::Scene`]. Nothing here does I/O. Device
+//! The terminal drawing and the SVG both render one `scene::Scene`. Nothing here does I/O. Device
 //! and host names are untrusted: they are sanitised for the terminal and escaped in the XML.
 
 mod cores;
