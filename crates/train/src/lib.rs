@@ -21,7 +21,6 @@ pub mod run_clock;
 pub mod run_paths;
 pub mod state;
 pub mod step;
-pub mod step_error;
 #[cfg(test)]
 mod testing;
 pub mod training;

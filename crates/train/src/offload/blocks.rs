@@ -7,12 +7,11 @@ use std::sync::Arc;
 use regatta_model::rank_bytes::IoBytes;
 
 use super::disk_tier::{DiskRead, DiskTier, DiskWrite};
+use super::host_tier::HostTier;
 use super::transfer::Transfer;
-use super::{Tier, has_own_memory};
+use super::{Result, Tier, has_own_memory};
 use crate::buffer_pool::BufferPool;
-use crate::step_error::Result;
 use regatta_comm::DType;
-use regatta_device::HostTensor;
 use regatta_device::ops::Device;
 use regatta_device::tensor::{Tensor, View, ViewMut};
 use regatta_predict::cost::StateBytes;
@@ -55,7 +54,7 @@ enum BlockState {
 enum Storage {
     /// In device memory.
     Device,
-    Host(Vec<Option<HostTensor>>),
+    Host(HostTier),
     Disk(DiskTier),
 }
 
@@ -83,11 +82,7 @@ impl OffloadedBlocks {
     ) -> Result<Self> {
         let storage = match tier {
             Tier::Device => Storage::Device,
-            Tier::Host => {
-                let pinned = |len: usize| device.zeros_pinned(len, dtype);
-                let blocks = lens.iter().map(|len| len.map(pinned).transpose());
-                Storage::Host(blocks.collect::<Result<_, _>>()?)
-            }
+            Tier::Host => Storage::Host(HostTier::new(device.clone(), lens, dtype)?),
             Tier::Disk => Storage::Disk(DiskTier::new(device.clone(), swap_path, lens, dtype)?),
         };
         let block = |elements: usize| {
@@ -106,6 +101,11 @@ impl OffloadedBlocks {
         Ok(Self { device, dtype, blocks, resident_bytes, pool, storage, stores })
     }
 
+    /// Whether this rank has a block.
+    pub fn is_local(&self, block: usize) -> bool {
+        self.blocks.get(block).is_some_and(Option::is_some)
+    }
+
     /// Starts to load a block that is needed soon.
     pub fn prefetch(&mut self, block: usize) -> Result<()> {
         // The load waits for the store in any case, and can use its buffer then.
@@ -120,11 +120,7 @@ impl OffloadedBlocks {
         let buffer = || self.pool.take(*elements, self.dtype);
         let load = match &mut self.storage {
             Storage::Device => return Ok(()),
-            Storage::Host(blocks) => {
-                let Some(host) = &mut blocks[block] else { return Ok(()) };
-                let after = self.device.record_event();
-                PendingLoad::Host(Transfer::load(&self.device, host, buffer(), after.as_ref()))
-            }
+            Storage::Host(host) => PendingLoad::Host(host.load(block, buffer())),
             Storage::Disk(disk) => PendingLoad::Disk(disk.read(block, buffer())?),
         };
         *state = BlockState::InFlight(load);
@@ -208,10 +204,7 @@ impl OffloadedBlocks {
         let Some(buffer) = self.evict(block) else { return Ok(()) };
         let store = match &mut self.storage {
             Storage::Device => return Ok(()),
-            Storage::Host(blocks) => {
-                let Some(host) = &mut blocks[block] else { return Ok(()) };
-                PendingStore::Host(Transfer::store(&self.device, buffer, host))
-            }
+            Storage::Host(host) => PendingStore::Host(host.store(block, buffer)),
             Storage::Disk(disk) => PendingStore::Disk(disk.write(block, buffer)?),
         };
         self.stores.push_back((block, store));
@@ -252,12 +245,12 @@ impl OffloadedBlocks {
     /// Copies elements out of a block, without loading all of it.
     pub fn read_elements(&mut self, block: usize, start: usize, to: &mut [f32]) -> Result<()> {
         // A failed write must be reported before stale data is read.
-        self.finish_stores(0)?;
+        self.flush()?;
         self.drop_prefetched(block)?;
         let (device, range) = (&*self.device, start..start + to.len());
         match (self.is_stored(block), &mut self.storage) {
-            (true, Storage::Host(blocks)) => {
-                if let Some(host) = &mut blocks[block] {
+            (true, Storage::Host(host)) => {
+                if let Some(host) = host.block(block) {
                     copy_to_f32(device, host.view()?.slice(range), to);
                 }
             }
@@ -275,8 +268,8 @@ impl OffloadedBlocks {
         self.drop_prefetched(block)?;
         let (device, range) = (self.device.clone(), start..start + from.len());
         match (self.is_stored(block), &mut self.storage) {
-            (true, Storage::Host(blocks)) => {
-                if let Some(host) = &mut blocks[block] {
+            (true, Storage::Host(host)) => {
+                if let Some(host) = host.block(block) {
                     copy_from_f32(&*device, from, host.view_mut()?.slice(range));
                 }
             }
@@ -288,6 +281,11 @@ impl OffloadedBlocks {
             _ => device.copy_from_host(from, self.view_mut(block).slice(range)),
         }
         Ok(())
+    }
+
+    /// Finishes all stores; those to disk are complete then.
+    pub fn flush(&mut self) -> Result<()> {
+        self.finish_stores(0)
     }
 
     fn is_stored(&self, block: usize) -> bool {
@@ -326,15 +324,15 @@ impl OffloadedBlocks {
     pub fn pinned_bytes(&self) -> usize {
         match &self.storage {
             Storage::Device => 0,
-            Storage::Host(blocks) => blocks.iter().flatten().map(HostTensor::bytes).sum(),
-            Storage::Disk(disk) => disk.staging.as_ref().map_or(0, |staging| staging.bytes),
+            Storage::Host(host) => host.bytes(),
+            Storage::Disk(disk) => disk.pinned_bytes(),
         }
     }
 
     /// Bytes read from and written to disk so far.
     pub fn io_bytes(&self) -> IoBytes {
         match &self.storage {
-            Storage::Disk(disk) => disk.file.io_bytes(),
+            Storage::Disk(disk) => disk.io_bytes(),
             Storage::Device | Storage::Host(_) => IoBytes::default(),
         }
     }
@@ -385,7 +383,7 @@ mod tests {
         blocks.read_elements(4, 0, &mut elements).unwrap();
         assert_eq!(elements, [12.0; 3]);
         assert!(blocks.stores.is_empty());
-        assert!(blocks.view(1).is_empty() && blocks.blocks[1].is_none());
+        assert!(blocks.view(1).is_empty() && !blocks.is_local(1));
         assert_eq!((blocks.memory().resident, blocks.pinned_bytes()), (0, 0));
         let transient = blocks.memory().transient;
         assert!(transient as usize <= (STORES_IN_FLIGHT + 2) * 24, "{transient}");

@@ -7,21 +7,21 @@ use regatta_comm::{DType, Event};
 use regatta_device::HostTensor;
 use regatta_device::ops::Device;
 use regatta_device::tensor::Tensor;
+use regatta_model::rank_bytes::IoBytes;
 
 use super::pinned_pool::PinnedPool;
 use super::transfer::Transfer;
-use super::{PendingIo, SwapFile, has_own_memory};
-use crate::step_error::Result;
+use super::{PendingIo, Result, SwapFile, has_own_memory};
 
 /// The blocks of a rank in a swap file.
 pub(super) struct DiskTier {
     device: Arc<dyn Device>,
     dtype: DType,
-    pub file: SwapFile,
+    file: SwapFile,
     /// Offsets of the blocks in the file.
     offsets: Vec<u64>,
     /// `None` if the device's buffers are in host memory.
-    pub staging: Option<PinnedPool>,
+    staging: Option<PinnedPool>,
 }
 
 /// A block that is being read into a device buffer.
@@ -77,16 +77,16 @@ impl DiskTier {
 
     /// Waits for the disk; the device's later operations use the buffer after the copy.
     pub fn finish_read(&mut self, read: DiskRead) -> Result<Tensor> {
-        let (read, buffer, after) = match read {
+        let (read, mut buffer, after) = match read {
             DiskRead::Direct(read) => return Ok(read.wait()?.into_tensor()?),
             DiskRead::Staged { read, buffer, after } => (read, buffer, after),
         };
         let mut staged = read.wait()?;
-        let transfer = Transfer::load(&self.device, &mut staged, buffer, after.as_ref());
+        let completed = self.device.load_async(&mut staged, buffer.view_mut(), after.as_ref());
         if let Some(staging) = &mut self.staging {
             staging.give(staged);
         }
-        transfer.finish()
+        Transfer::new(&self.device, buffer, completed).finish()
     }
 
     /// Starts to write a device buffer, as the device's operations so far leave it, to a block.
@@ -97,7 +97,9 @@ impl DiskTier {
             return Ok(DiskWrite { write, copy: None });
         };
         let mut staged = staging.take(buffer.len())?;
-        let copy = Some(Transfer::store(&self.device, buffer, &mut staged));
+        let after = self.device.record_event();
+        let completed = self.device.store_async(buffer.view(), &mut staged, after.as_ref());
+        let copy = Some(Transfer::new(&self.device, buffer, completed));
         Ok(DiskWrite { write: self.file.write(offset, staged), copy })
     }
 
@@ -129,5 +131,15 @@ impl DiskTier {
 
     fn element_offset(&self, block: usize, start: usize) -> u64 {
         self.offsets[block] + (start * self.dtype.size()) as u64
+    }
+
+    /// Bytes of pinned staging buffers.
+    pub fn pinned_bytes(&self) -> usize {
+        self.staging.as_ref().map_or(0, PinnedPool::bytes)
+    }
+
+    /// Bytes read and written so far.
+    pub fn io_bytes(&self) -> IoBytes {
+        self.file.io_bytes()
     }
 }

@@ -7,6 +7,8 @@
 
 mod blocks;
 mod disk_tier;
+mod error;
+mod host_tier;
 mod pinned_pool;
 mod swap_file;
 mod transfer;
@@ -14,6 +16,7 @@ mod transfer;
 use std::path::PathBuf;
 
 pub use blocks::OffloadedBlocks;
+pub use error::{OffloadError, Result};
 pub use regatta_predict::layout::Tier;
 pub use swap_file::{PendingIo, SwapFile};
 

@@ -7,14 +7,14 @@ use regatta_comm::DType;
 use regatta_device::HostTensor;
 use regatta_device::ops::Device;
 
-use crate::step_error::Result;
+use super::Result;
 
 /// Pinned buffers of one dtype, reused by length: page-locking memory is slow.
 pub(super) struct PinnedPool {
     device: Arc<dyn Device>,
     dtype: DType,
     free: HashMap<usize, Vec<HostTensor>>,
-    pub bytes: usize,
+    bytes: usize,
 }
 
 impl PinnedPool {
@@ -35,5 +35,10 @@ impl PinnedPool {
     /// Returns a buffer, which a copy may still access.
     pub fn give(&mut self, buffer: HostTensor) {
         self.free.entry(buffer.len()).or_default().push(buffer);
+    }
+
+    /// Bytes of all buffers, in use or free.
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 }

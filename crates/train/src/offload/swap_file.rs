@@ -11,7 +11,8 @@ use std::thread::JoinHandle;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::{Errno, retry_on_intr};
 
-use crate::step_error::{Result, StepError};
+use super::error::hint;
+use super::{OffloadError, Result};
 use regatta_device::HostTensor;
 use regatta_model::rank_bytes::IoBytes;
 
@@ -50,8 +51,10 @@ impl PendingIo {
     /// Waits for completion and returns the tensor.
     pub fn wait(self) -> Result<HostTensor> {
         let disconnected = |_| {
-            let (action, why) = ("access it".to_owned(), "the I/O thread panicked".to_owned());
-            Err(StepError::Offload { file: self.path, action, why, hint: "restart the training" })
+            let why = "the I/O thread panicked".to_owned();
+            let (operation, hint) = ("access", "restart the training");
+            let (offset, bytes) = (0, 0);
+            Err(OffloadError::Io { file: self.path, offset, bytes, operation, why, hint })
         };
         self.done.recv().unwrap_or_else(disconnected)
     }
@@ -61,7 +64,8 @@ impl SwapFile {
     /// Creates a zeroed file and reserves all of its space, so that a full disk fails here.
     pub fn create(path: &Path, bytes: u64) -> Result<Self> {
         let failed = |file: &Path, error: io::Error| {
-            StepError::offload(file, format!("create a swap file of {bytes} bytes"), &error)
+            let (why, hint) = (error.to_string(), hint(&error));
+            OffloadError::Create { file: file.to_owned(), bytes, why, hint }
         };
         let dir = path.parent().unwrap_or(Path::new(""));
         std::fs::create_dir_all(dir).map_err(|error| failed(path, error))?;
@@ -170,7 +174,7 @@ fn reserve(file: &File, bytes: u64) -> io::Result<()> {
 
 fn serve(file: &File, path: &Path, queue: &Receiver<Request>) {
     // After a failed write the contents are unknown: all later operations fail, too.
-    let mut failed: Option<StepError> = None;
+    let mut failed: Option<OffloadError> = None;
     for Request { offset, tensor, operation, done } in queue {
         let result = match &failed {
             Some(error) => Err(error.clone()),
@@ -197,8 +201,8 @@ fn execute(
         IoOperation::Write => (file.write_all_at(tensor.bytes_mut()?, offset), "write"),
     };
     let failed = |error: io::Error| {
-        let action = format!("{operation} {bytes} bytes at offset {offset}");
-        StepError::offload(path, action, &error)
+        let (why, hint) = (error.to_string(), hint(&error));
+        OffloadError::Io { file: path.to_owned(), offset, bytes, operation, why, hint }
     };
     result.map(|()| tensor).map_err(failed)
 }

@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use regatta_comm::Event;
-use regatta_device::HostTensor;
 use regatta_device::ops::Device;
 use regatta_device::tensor::Tensor;
 
-use crate::step_error::Result;
+use super::Result;
 
 /// A device buffer and the completion of an asynchronous copy from or to it.
 pub(super) struct Transfer {
@@ -18,21 +17,8 @@ pub(super) struct Transfer {
 }
 
 impl Transfer {
-    /// Starts to fill a buffer from pinned memory, after an event of the device.
-    pub fn load(
-        device: &Arc<dyn Device>,
-        host: &mut HostTensor,
-        mut buffer: Tensor,
-        after: Option<&Event>,
-    ) -> Self {
-        let completed = device.load_async(host, buffer.view_mut(), after);
-        Self { device: device.clone(), buffer: Some(buffer), completed }
-    }
-
-    /// Starts to copy a buffer to pinned memory, after the operations of the device so far.
-    pub fn store(device: &Arc<dyn Device>, buffer: Tensor, host: &mut HostTensor) -> Self {
-        let after = device.record_event();
-        let completed = device.store_async(buffer.view(), host, after.as_ref());
+    /// A copy that was started.
+    pub fn new(device: &Arc<dyn Device>, buffer: Tensor, completed: Option<Event>) -> Self {
         Self { device: device.clone(), buffer: Some(buffer), completed }
     }
 

@@ -20,7 +20,8 @@ use super::{ParamInit, Result, ShardingConfig, StepError, ZeroPartition};
 use crate::buffer_pool::BufferPool;
 use crate::model::Model;
 use crate::offload::OffloadedBlocks;
-use crate::parallel::{ProcessGroups, WaitTime, ZeroStage, collective};
+use crate::parallel::{ProcessGroups, ZeroStage, collective};
+use crate::run_clock;
 use regatta_device::ops::Device;
 use regatta_device::tensor::{Tensor, View, ViewMut};
 use regatta_model::rank_bytes::IoBytes;
@@ -51,9 +52,8 @@ pub struct BlockStore {
     pub grads: GradStore,
     /// First and second moment of this rank's shards, one behind the other.
     pub(super) moments: OffloadedBlocks,
-    wait_time: WaitTime,
-    /// Random values that this rank generated to initialise its parameters.
-    pub generated_elements: usize,
+    wait_time: Duration,
+    generated: usize,
 }
 
 /// The parameters of a block.
@@ -84,19 +84,13 @@ enum Sequence {
 }
 
 impl ParamSlot {
-    /// The parameters of a resident block; empty if the block is of another rank.
-    fn params(&self) -> View<'_> {
+    /// This rank's shard of a resident block; empty if the block is of another rank.
+    pub fn shard(&self, range: &Range<usize>) -> View<'_> {
         match &self.full {
-            FullBlock::Resident(full) => full.view(),
+            FullBlock::Resident(full) => full.view().slice(range.clone()),
             _ if !self.is_local => View::from_slice::<f32>(&[]),
             _ => unreachable!("a block is not resident"),
         }
-    }
-
-    /// This rank's shard of a resident block; empty if the block is of another rank.
-    pub fn shard(&self, range: &Range<usize>) -> View<'_> {
-        let params = self.params();
-        if params.is_empty() { params } else { params.slice(range.clone()) }
     }
 
     /// Mutable view of this rank's shard of a resident block.
@@ -164,7 +158,7 @@ impl BlockStore {
         };
         let mut store = Self {
             blocks: (0..model.blocks.len()).map(new_block).collect(),
-            shard_count: partition.ranks,
+            shard_count: partition.ranks(),
             device: device.clone(),
             weight_dtype,
             is_sharded,
@@ -174,8 +168,8 @@ impl BlockStore {
             last_prefetched: 0,
             grads: GradStore::new(device, &partition, &model.blocks, is_local),
             moments,
-            wait_time: WaitTime::default(),
-            generated_elements: 0,
+            wait_time: Duration::ZERO,
+            generated: 0,
             partition,
             shards,
         };
@@ -206,8 +200,13 @@ impl BlockStore {
                 (None, _) => {}
             }
         }
-        self.generated_elements = initializer.generated;
+        self.generated = initializer.generated;
         Ok(())
+    }
+
+    /// Random values that this rank generated to initialise its parameters.
+    pub fn generated_elements(&self) -> usize {
+        self.generated
     }
 
     /// The blocks that this rank has.
@@ -218,15 +217,18 @@ impl BlockStore {
 
     /// Starts to unshard a block that is needed soon.
     pub fn prefetch(&mut self, block: usize) {
-        let wait_time = self.wait_time.clone();
-        // It may wait for the disk.
-        wait_time.measure(|| self.start_unshard(block));
+        let start = run_clock::now();
+        self.start_unshard(block);
+        // It may have waited for the disk.
+        self.wait_time += run_clock::elapsed(start);
     }
 
     /// Unshards a block: its full parameters are in memory until `reshard` is called as often.
     pub fn unshard(&mut self, block: usize) -> Result<()> {
-        let wait_time = self.wait_time.clone();
-        wait_time.measure(|| self.finish_unshard(block))
+        let start = run_clock::now();
+        let result = self.finish_unshard(block);
+        self.wait_time += run_clock::elapsed(start);
+        result
     }
 
     fn start_unshard(&mut self, block: usize) {
@@ -241,7 +243,7 @@ impl BlockStore {
 
     fn start_all_gather(&mut self, block: usize) -> Result<()> {
         let Some(comm) = self.partition.shard_group.clone() else {
-            return self.pass_shards().map_or(Ok(()), |shards| shards.prefetch(block));
+            return Ok(self.pass_shards().map_or(Ok(()), |shards| shards.prefetch(block))?);
         };
         let Some(shards) = self.pass_shards() else { return Ok(()) };
         shards.load(block)?;
@@ -332,7 +334,11 @@ impl BlockStore {
 
     /// The full parameters of an unsharded block; empty if this rank does not have it.
     pub fn params(&self, block: usize) -> View<'_> {
-        self.blocks[block].params()
+        match &self.blocks[block] {
+            ParamSlot { full: FullBlock::Resident(full), .. } => full.view(),
+            ParamSlot { is_local: false, .. } => View::from_slice::<f32>(&[]),
+            _ => unreachable!("block {block} is not unsharded"),
+        }
     }
 
     /// Ends one use of an unsharded block; the last one frees it if parameters are sharded.
@@ -348,6 +354,11 @@ impl BlockStore {
                 None => self.put_shard_back(block, tensor),
             }
         }
+    }
+
+    /// Starts to reduce the gradients of a block to which a pass added its contribution.
+    pub fn reduce_grads(&mut self, block: usize, sync: GradSync) -> Result<()> {
+        self.grads.reduce(block, sync)
     }
 
     /// Cancels a prefetch, because the shard is about to change.
@@ -450,12 +461,16 @@ impl BlockStore {
 
     /// The full parameters of an unsharded block, and its gradients.
     pub fn params_and_grads(&mut self, block: usize) -> (View<'_>, ViewMut<'_>) {
-        (self.blocks[block].params(), self.grads.full(block))
+        let params = match &self.blocks[block].full {
+            FullBlock::Resident(full) => full.view(),
+            _ => unreachable!("block {block} is not unsharded"),
+        };
+        (params, self.grads.full(block))
     }
 
     /// Returns the time that passes were blocked on other ranks or the disk, and resets it.
-    pub fn take_wait_time(&self) -> Duration {
-        self.wait_time.take() + self.grads.wait_time.take()
+    pub fn take_wait_time(&mut self) -> Duration {
+        std::mem::take(&mut self.wait_time) + self.grads.take_wait_time()
     }
 
     /// Memory of the state on this rank.

@@ -12,12 +12,14 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use regatta_comm::{DType, Pending};
 
 use super::{Result, ZeroPartition};
 use crate::buffer_pool::{BufferPool, alloc_comm_buffer, byte_len};
-use crate::parallel::{WaitTime, ZeroStage, collective};
+use crate::parallel::{ZeroStage, collective};
+use crate::run_clock;
 use regatta_device::ops::Device;
 use regatta_device::tensor::{Tensor, View, ViewMut};
 use regatta_predict::cost::StateBytes;
@@ -45,7 +47,7 @@ pub struct GradStore {
     pool: BufferPool,
     reduce_scatters: VecDeque<ReduceScatter>,
     all_reduces: VecDeque<AllReduce>,
-    pub(super) wait_time: WaitTime,
+    wait_time: Duration,
 }
 
 struct GradBlock {
@@ -104,7 +106,7 @@ impl GradStore {
             partition: partition.clone(),
             reduce_scatters: VecDeque::new(),
             all_reduces: VecDeque::new(),
-            wait_time: WaitTime::default(),
+            wait_time: Duration::ZERO,
         }
     }
 
@@ -166,8 +168,8 @@ impl GradStore {
         full.map(|full| full.view().address().addr().get())
     }
 
-    /// Starts to reduce the gradients of a block to which a pass added its contribution.
-    pub fn reduce(&mut self, block: usize, sync: GradSync) -> Result<()> {
+    /// As [`super::BlockStore::reduce_grads`].
+    pub(super) fn reduce(&mut self, block: usize, sync: GradSync) -> Result<()> {
         if !self.is_reduced(sync) {
             return Ok(());
         }
@@ -255,7 +257,10 @@ impl GradStore {
     }
 
     fn wait_for(&mut self, pending: Pending) -> Result<Tensor> {
-        Ok(self.wait_time.measure(|| collective::wait(&*self.device, pending, self.dtype))?)
+        let start = run_clock::now();
+        let tensor = collective::wait(&*self.device, pending, self.dtype);
+        self.wait_time += run_clock::elapsed(start);
+        Ok(tensor?)
     }
 
     /// Waits for all reductions of the step.
@@ -276,6 +281,11 @@ impl GradStore {
             }
             _ => View::from_slice::<f32>(&[]),
         }
+    }
+
+    /// Returns the time blocked on other ranks and resets it.
+    pub(super) fn take_wait_time(&mut self) -> Duration {
+        std::mem::take(&mut self.wait_time)
     }
 
     /// Memory in use between steps.

@@ -5,15 +5,15 @@
 //! local shards only.
 
 mod block_store;
+mod error;
 mod grads;
 mod init;
 mod partition;
 mod shard_access;
 
 pub use block_store::BlockStore;
+pub use error::{Result, StepError};
 pub use grads::{GradStore, GradSync};
 pub use init::ParamInit;
 pub use partition::{ShardingConfig, ZeroPartition};
 pub use shard_access::OptimizerBlock;
-
-pub use crate::step_error::{Result, StepError};

@@ -49,8 +49,7 @@ pub struct ZeroPartition {
     /// Ranks with the same shard; without partitioning, all ranks with the same parameters.
     pub replica_group: ProcessGroup,
     rank: usize,
-    /// Ranks that partition a block.
-    pub ranks: usize,
+    ranks: usize,
 }
 
 impl ZeroPartition {
@@ -72,6 +71,11 @@ impl ZeroPartition {
         };
         let replica_group = groups.replica.clone();
         Ok(Self { stage, gather_group, replica_group, rank, ranks, shard_group })
+    }
+
+    /// Ranks that partition a block.
+    pub fn ranks(&self) -> usize {
+        self.ranks
     }
 
     /// Elements of a block, padded to equal shards; padding is zero.

@@ -28,7 +28,7 @@ impl BlockStore {
         if let Some(shards) = &mut self.param_shards {
             shards.prefetch(block)?;
         }
-        self.moments.prefetch(block)
+        Ok(self.moments.prefetch(block)?)
     }
 
     /// Loads the shards of a block for the optimizer, which overwrites the copy that passes read.
@@ -37,7 +37,7 @@ impl BlockStore {
         if let Some(weights) = &mut self.weight_shards {
             weights.load_uninit(block)?;
         }
-        self.moments.load(block)
+        Ok(self.moments.load(block)?)
     }
 
     /// The shards of a loaded block.
@@ -118,7 +118,7 @@ impl BlockStore {
         let start = start - shard.start;
         if kind != StateTensor::Parameter {
             let start = moment_range(kind, shard.len()).start + start;
-            return self.moments.read_elements(block, start, to);
+            return Ok(self.moments.read_elements(block, start, to)?);
         }
         self.cancel(block)?;
         match &mut self.param_shards {
@@ -144,7 +144,7 @@ impl BlockStore {
         let start = start - shard.start;
         if kind != StateTensor::Parameter {
             let start = moment_range(kind, shard.len()).start + start;
-            return self.moments.write_elements(block, start, from);
+            return Ok(self.moments.write_elements(block, start, from)?);
         }
         self.cancel(block)?;
         match &mut self.param_shards {

@@ -216,7 +216,7 @@ impl<'a> ChunkPass<'a> {
             let grads = self.store.grads.full(block);
             self.device_model.tensor.all_reduce_norm_grads(&self.ctx, spec, grads)?;
         }
-        self.store.grads.reduce(block, self.sync)
+        self.store.reduce_grads(block, self.sync)
     }
 
     fn input_tokens(&self) -> DeviceTokens<'a> {

@@ -67,7 +67,7 @@ impl ParamsAndGrads for LayerParams<'_> {
     }
 
     fn reduce_grads(&mut self, tile: usize) -> Result<()> {
-        self.store.grads.reduce(tile, self.tile_sync)
+        self.store.reduce_grads(tile, self.tile_sync)
     }
 
     fn deferred(&mut self) -> Option<&mut Vec<DeferredWeightGrad>> {

@@ -211,7 +211,7 @@ impl Engine {
                 let grads = state.grads.full(block);
                 all_reduce_view(&**comm, &ctx, table.part_of_block(block, grads))?;
             }
-            state.grads.reduce(block, GradSync::Final)?;
+            state.reduce_grads(block, GradSync::Final)?;
         }
         Ok(())
     }

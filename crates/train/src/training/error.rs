@@ -9,6 +9,7 @@ use thiserror::Error;
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
 use crate::data::DataError;
+use crate::offload::OffloadError;
 use crate::step::StepError;
 
 /// A result of training.
@@ -50,7 +51,7 @@ pub enum TrainError {
     },
     /// Offloaded state cannot be read or written.
     #[error(transparent)]
-    Offload(StepError),
+    Offload(#[from] OffloadError),
     /// The loss, the gradients or the parameters are not finite.
     #[error(
         "{what} is {number} in step {step} on rank {rank} ({host}); lower optimizer.lr, {}{}",
@@ -111,7 +112,7 @@ impl From<StepError> for TrainError {
         match error {
             StepError::Comm(error) => Self::Comm(error),
             StepError::Device(error) => Self::Device(error),
-            error @ StepError::Offload { .. } => Self::Offload(error),
+            StepError::Offload(error) => Self::Offload(error),
         }
     }
 }

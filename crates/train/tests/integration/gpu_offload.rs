@@ -20,7 +20,7 @@ use regatta_testbed::in_process;
 use regatta_train::checkpoint::StateTensor;
 use regatta_train::data::DataSpec;
 use regatta_train::metrics::Event;
-use regatta_train::offload::{OffloadTiers, Tier};
+use regatta_train::offload::{OffloadError, OffloadTiers, Tier};
 use regatta_train::parallel::{ProcessGroups, ZeroStage};
 use regatta_train::state::{ParamInit, ShardingConfig};
 use regatta_train::step::{DeviceModel, Engine, MicroBatch, StepError};
@@ -280,8 +280,7 @@ fn a_swap_file_that_cannot_be_created_is_named() {
     let file = dir.0.join("file");
     std::fs::write(&file, "").unwrap();
     let error = failure(gpu(Precision::Bf16), Tier::Disk, &file);
-    let StepError::Offload { file, action, .. } = &error else { panic!("{error}") };
-    assert!(action.starts_with("create a swap file"), "{error}");
+    let StepError::Offload(OffloadError::Create { file, .. }) = &error else { panic!("{error}") };
     assert!(file.ends_with("file/parameters-0"), "{error}");
 }
 
@@ -297,8 +296,9 @@ fn a_swap_file_that_was_truncated_ends_the_step() {
         let file = std::fs::OpenOptions::new().write(true).open(dir.0.join(name)).unwrap();
         file.set_len(0).unwrap();
         let error = step(&mut engine).unwrap_err();
-        let StepError::Offload { file, action, .. } = &error else { panic!("{error}") };
-        assert!(action.starts_with("read "), "{error}");
+        let StepError::Offload(OffloadError::Io { file, operation: "read", .. }) = &error else {
+            panic!("{error}")
+        };
         assert!(file.ends_with(name), "{error}");
         drop(engine);
         assert_eq!(std::fs::read_dir(&dir.0).unwrap().count(), 0);
