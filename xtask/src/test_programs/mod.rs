@@ -88,8 +88,7 @@ impl Pool {
             }
             self.changed.notify_all();
             let outcome = outcome?;
-            let seconds = outcome.duration.as_secs_f64();
-            println!("xtask: {} ({seconds:.1} s)\n{}", outcome.name, outcome.output);
+            println!("xtask: {} ({})\n{}", outcome.name, outcome.times(), outcome.output);
             queue.finished.push(outcome);
         }
         Ok(())
@@ -113,12 +112,17 @@ impl Pool {
     }
 }
 
-/// Prints what took longest, from which the table of the longest is made.
+/// Prints what took longest, from which the table of the longest is made, and the sum.
 fn print_longest(finished: &[Outcome]) {
-    let mut times: Vec<(Duration, &str)> =
-        finished.iter().map(|outcome| (outcome.duration, outcome.name.as_str())).collect();
-    times.sort_by(|a, b| b.cmp(a));
-    let line = |(time, name): &(Duration, &str)| format!("{:6.1} s  {name}", time.as_secs_f64());
-    let lines: Vec<String> = times.iter().take(LISTED).map(line).collect();
-    println!("xtask: the longest of {} test runs:\n{}", times.len(), lines.join("\n"));
+    let mut outcomes: Vec<&Outcome> = finished.iter().collect();
+    outcomes.sort_by_key(|outcome| std::cmp::Reverse(outcome.duration));
+    let line = |outcome: &&Outcome| format!("{}  {}", outcome.times(), outcome.name);
+    let lines: Vec<String> = outcomes.iter().take(LISTED).map(line).collect();
+    let cpu_time: Duration = finished.iter().map(|outcome| outcome.cpu_time).sum();
+    let seconds = cpu_time.as_secs_f64();
+    println!(
+        "xtask: the longest of {} test runs, which took {seconds:.0} s of CPU time:\n{}",
+        outcomes.len(),
+        lines.join("\n")
+    );
 }

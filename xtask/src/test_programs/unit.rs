@@ -1,11 +1,13 @@
 //! What runs as one process: a test program, or one module of those that consist of many.
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use rustix::process::{Pid, WaitId, WaitIdOptions};
 
 use super::artifacts::TestProgram;
 use super::isolation::{Isolation, PrivateTmp};
@@ -51,6 +53,8 @@ pub struct Outcome {
     /// That of the unit.
     pub name: String,
     pub duration: Duration,
+    /// CPU time of all its processes, which other programs on the same cores do not change much.
+    pub cpu_time: Duration,
     pub output: String,
     /// The part of the output about failed tests.
     pub failures: Option<String>,
@@ -135,16 +139,55 @@ impl TestUnit {
         let start = Instant::now();
         let tmp = isolation.is_some().then(PrivateTmp::create).transpose()?;
         let mut command = self.command(isolation.zip(tmp.as_ref()));
-        let output = command.envs(variables.iter().copied()).output();
-        let output = output.with_context(|| self.program.executable.display().to_string())?;
-        let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
-        let failures = (!output.status.success()).then(|| match failures(&out) {
+        let (mut reader, writer) = std::io::pipe()?;
+        command.stdout(writer.try_clone()?).stderr(writer).envs(variables.iter().copied());
+        let child = command.spawn();
+        // It holds the pipe open.
+        drop(command);
+        let mut child = child.with_context(|| self.program.executable.display().to_string())?;
+        let mut output = Vec::new();
+        reader.read_to_end(&mut output)?;
+        let cpu_time = cpu_time(&child)?;
+        let status = child.wait()?;
+        let output = String::from_utf8_lossy(&output).into_owned();
+        let failures = (!status.success()).then(|| match failures(&output) {
             Some(failures) => failures.to_owned(),
-            None => format!("{}\n{err}{out}", output.status),
+            None => format!("{status}\n{output}"),
         });
-        let (name, duration) = (self.name.clone(), start.elapsed());
-        Ok(Outcome { name, duration, output: format!("{err}{out}"), failures })
+        Ok(Outcome {
+            name: self.name.clone(),
+            duration: start.elapsed(),
+            cpu_time,
+            output,
+            failures,
+        })
     }
+}
+
+impl Outcome {
+    /// How long it took, for a person.
+    pub fn times(&self) -> String {
+        let [duration, cpu_time] = [self.duration, self.cpu_time].map(|time| time.as_secs_f64());
+        format!("{duration:5.1} s, CPU {cpu_time:5.1} s")
+    }
+}
+
+/// Waits until a child has exited, and returns the CPU time of it and of all its descendants.
+fn cpu_time(child: &Child) -> Result<Duration> {
+    let pid = Pid::from_child(child);
+    rustix::process::waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)?;
+    let path = format!("/proc/{}/stat", child.id());
+    let stat = std::fs::read_to_string(&path).context(path)?;
+    let ticks: u64 = cpu_ticks(&stat).context("fields of /proc/PID/stat")?;
+    Ok(Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64))
+}
+
+/// The sum of `utime`, `stime`, `cutime` and `cstime`, the fields 14 to 17, of which the second, the name in
+/// parentheses, may contain spaces.
+fn cpu_ticks(stat: &str) -> Option<u64> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut fields = fields.split_whitespace().skip(11);
+    (0..4).try_fold(0, |sum, _| Some(sum + fields.next()?.parse::<u64>().ok()?))
 }
 
 /// The part of a test program's output about its failed tests; none if the program crashed.
@@ -178,6 +221,16 @@ mod tests {
             Some(result)
         );
         assert_eq!(failures("running 1 test\n"), None);
+    }
+
+    #[test]
+    fn cpu_time_includes_that_of_descendants() {
+        let stat = "7 (a ) b) S 1 7 7 0 -1 4194560 1 2 3 4 50 60 700 800 20 0 1 0 9 10";
+        assert_eq!(cpu_ticks(stat), Some(1610));
+        assert_eq!(cpu_ticks("7 (a) S"), None);
+        let mut child = Command::new("true").spawn().unwrap();
+        assert!(cpu_time(&child).unwrap() < Duration::from_secs(1));
+        assert!(child.wait().unwrap().success(), "the child is not reaped before");
     }
 
     #[test]
