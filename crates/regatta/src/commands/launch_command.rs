@@ -25,7 +25,7 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
     if options.preflight && !options.dry_run {
         replace_bad_nodes(&mut options.job, &mut discovery)?;
     }
-    launch(&options, discovery, None, Vec::new())
+    launch(&options, discovery, None, Vec::new()).map(ExitCode::from)
 }
 
 /// Checks all nodes of the job, spares included. On return the job consists of good nodes only.

@@ -57,7 +57,8 @@ pub fn run(
         reporter.flush();
     }
     measured?;
-    sink.finish()?.map_or(Ok(ExitCode::SUCCESS), |mut reporter| reporter.finish())
+    let is_good = sink.finish()?.map_or(Ok(true), |mut reporter| reporter.finish())?;
+    Ok(u8::from(!is_good).into())
 }
 
 /// This machine; `None` if it cannot be inspected, which must not fail the benchmark.

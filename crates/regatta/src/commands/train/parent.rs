@@ -59,14 +59,14 @@ pub fn run(mut task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
         let events = RankReporter { observer: events, names_run_dir: true };
         let code = launch::launch(&launch, discovery, Some(events), Vec::new())?;
         reporter.resume_hint().iter().for_each(|hint| output::note(hint));
-        return Ok(code);
+        return Ok(code.into());
     }
     let mut reporter = SmokeReporter::of_launcher(args.json);
     let events = &mut RankEvents(&mut reporter);
     let events = RankReporter { observer: events, names_run_dir: false };
     let code = launch::launch(&launch, discovery, Some(events), Vec::new())?;
     reporter.finish()?;
-    Ok(code)
+    Ok(code.into())
 }
 
 /// The folder of this launch. Fails if the run cannot be resumed, or the folder holds another one.
