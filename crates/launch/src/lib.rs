@@ -28,6 +28,7 @@ pub mod local;
 pub mod node_pool;
 pub mod parts;
 pub mod port;
+pub mod preflight;
 mod proc_stat;
 pub mod process;
 pub mod rank_env;
