@@ -23,6 +23,30 @@ impl fmt::Display for SourceLocation {
     }
 }
 
+/// What to write instead of an unknown key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KeyHint {
+    /// This key: the other one is its name elsewhere.
+    Use(String),
+    /// This key, perhaps: its name is similar.
+    Similar(String),
+    /// Something else, in words.
+    Text(String),
+    /// One of all keys: none is similar.
+    AnyKey,
+}
+
+impl fmt::Display for KeyHint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Use(key) => write!(f, "use {key}"),
+            Self::Similar(key) => write!(f, "did you mean {key}?"),
+            Self::Text(text) => f.write_str(text),
+            Self::AnyKey => f.write_str("`regatta train --keys` lists all keys"),
+        }
+    }
+}
+
 /// A result about configurations.
 pub type Result<T, E = ConfigError> = std::result::Result<T, E>;
 
@@ -32,7 +56,7 @@ pub type Result<T, E = ConfigError> = std::result::Result<T, E>;
 pub enum ConfigError {
     /// The key does not exist.
     #[error("{location}: unknown key {key}: {hint}")]
-    UnknownKey { location: SourceLocation, key: String, hint: String },
+    UnknownKey { location: SourceLocation, key: String, hint: KeyHint },
     /// A short form that matches keys of several sections.
     #[error("{location}: {key} is ambiguous: use {candidates}")]
     AmbiguousKey { location: SourceLocation, key: String, candidates: String },
