@@ -27,7 +27,7 @@ use crate::{output, plugins};
 
 /// Environment variable with the path of NCCL's and RCCL's profiler plug-in.
 pub const PLUGIN_VARIABLE: &str = "NCCL_PROFILER_PLUGIN";
-/// Part of the warning about a node that records to a folder of its own.
+/// Begin of the warning about a node that records to a folder of its own.
 const NOT_SEEN: &str = "this node does not see the run folder";
 /// Most operations of a hang that `result.json` lists.
 const MAX_OPERATIONS: usize = 64;
@@ -43,11 +43,13 @@ pub struct Profile {
     /// A stall of this long is a hang.
     hang_after: Option<Duration>,
     watch: Option<StatusWatch>,
+    /// Whether a node of this attempt records to a folder of its own, or not at all.
+    is_elsewhere: bool,
 }
 
 impl Profile {
     pub fn new(level: Level, hang_after: Option<Duration>) -> Self {
-        Self { level, hang_after, watch: None }
+        Self { level, hang_after, watch: None, is_elsewhere: false }
     }
 }
 
@@ -78,6 +80,7 @@ impl JobPart for Profile {
         let path = folder.path().join(COMMS);
         plugins::PROFILER.install(&path)?;
         self.watch = Some(StatusWatch::start(path, plan.hosts(), self.hang_after)?);
+        self.is_elsewhere = false;
         Ok(())
     }
 
@@ -86,6 +89,7 @@ impl JobPart for Profile {
     }
 
     fn on_event(&mut self, event: &JobEvent) {
+        self.is_elsewhere |= matches!(event, JobEvent::RunFolderUnseen(_));
         self.watch.iter_mut().for_each(|watch| watch.on_event(event));
     }
 
@@ -95,7 +99,7 @@ impl JobPart for Profile {
 
     fn finish(&mut self, folder: &RunFolder, result: &mut RunResult) {
         if let Some(watch) = self.watch.take() {
-            finish(&watch, folder, result);
+            finish(&watch, folder, self.is_elsewhere, result);
         }
     }
 
@@ -166,12 +170,11 @@ fn node_folder() -> Result<PathBuf, String> {
 
 /// Adds the operations that did not complete to the result of a job that failed, and a note if nothing
 /// was recorded.
-fn finish(watch: &StatusWatch, folder: &RunFolder, result: &mut RunResult) {
+fn finish(watch: &StatusWatch, folder: &RunFolder, is_elsewhere: bool, result: &mut RunResult) {
     if result.exit_code != 0 && !result.is_stopped_early() {
         let findings = watch.judge(result.hang.is_some());
         result.collectives = findings.into_iter().take(MAX_OPERATIONS).map(operation).collect();
     }
-    let is_elsewhere = result.notes.iter().any(|note| note.contains(NOT_SEEN));
     if result.exit_code == 0 && !is_elsewhere && !has_events(folder) {
         result.notes.push(
             "--profile recorded nothing: the job created no NCCL or RCCL communicator, or its library \
