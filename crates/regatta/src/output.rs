@@ -174,6 +174,11 @@ pub fn error(text: &str) {
     eprint(&format!("{ERROR}error:{ERROR:#} {text}\n"));
 }
 
+/// Whether a line that a rank of this program wrote to standard error is such an error.
+pub fn is_error(line: &str) -> bool {
+    adapter::strip_str(line).to_string().starts_with("error: ")
+}
+
 /// Prints a note to standard error.
 pub fn note(text: &str) {
     eprint(&format!("{WARNING}note:{WARNING:#} {text}\n"));

@@ -24,7 +24,7 @@ use regatta_launch::reaper::{self, Watchdog};
 use regatta_launch::status::{JobObserver, Observers};
 
 use crate::output;
-use console::{Console, ShownRanks};
+use console::Console;
 pub use line_writer::{QueuedOutput, QueuedStreams};
 pub use options::LaunchOptions;
 pub use regatta_launch::driver::{new_run_id, run_dir_or_new};
@@ -96,11 +96,8 @@ fn start(
 ) -> Result<u8> {
     let (timeout, report) = (options.job.heartbeat_timeout, output::error);
     reaper::fork_worker(Watchdog { timeout, report, agent: None })?;
-    let ranks = match &reporter {
-        None => ShownRanks::OfUser,
-        Some(reporter) => ShownRanks::Own { names_run_dir: reporter.names_run_dir },
-    };
-    let mut console = Console::new(options, ranks)?;
+    let names_run_dir = reporter.as_ref().is_some_and(|reporter| reporter.names_run_dir);
+    let mut console = Console::new(options, names_run_dir)?;
     let mut observers: Vec<&mut dyn JobObserver> = Vec::new();
     if let Some(reporter) = reporter {
         observers.push(reporter.observer);
