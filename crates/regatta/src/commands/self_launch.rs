@@ -1,7 +1,6 @@
 //! Commands that launch their own ranks: `regatta launch` runs this program again as each rank.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use regatta_launch::channel;
@@ -43,25 +42,29 @@ pub fn is_rank(command: &str) -> Result<bool> {
 }
 
 impl LaunchRequest<'_> {
-    /// The options of `regatta launch` for these ranks, completed by the user's. The request and the run
-    /// folder are still to be set.
+    /// The options of `regatta launch` for these ranks, completed by the user's. The ranks repeat the command
+    /// line of this process; the request and the run folder are still to be set.
     pub fn options(self) -> Result<LaunchOptions> {
-        let mut args = LaunchArgs::of_option(self.user_options)?;
+        let mut options = LaunchArgs::of_option(self.user_options)?.into_options()?;
         let RankCountArgs { ranks, ranks_per_node, nodes, hostfile } = self.counts;
         let NcclPluginArgs { profile, tuner, net_plugin } = self.plugins;
-        merge("--nodes", &mut args.source.nodes, nodes)?;
-        merge("--hostfile", &mut args.source.hostfile, hostfile)?;
-        merge("--ranks", &mut args.job.ranks, ranks)?;
-        merge("--ranks-per-node", &mut args.job.ranks_per_node, ranks_per_node)?;
-        merge("--run-dir", &mut args.run_dir, Some(PathBuf::new()))?;
-        merge("--profile", &mut args.plugins.profile, profile)?;
-        merge("--tuner", &mut args.plugins.tuner, tuner)?;
-        merge("--net-plugin", &mut args.plugins.net_plugin, net_plugin)?;
-        args.job.no_gpus |= !self.gpus;
+        let JobConfig { source, placement, run_dir, .. } = &mut options.job;
+        merge("--nodes", &mut source.nodes, nodes)?;
+        merge("--hostfile", &mut source.hostfile, hostfile)?;
+        let job = &mut placement.job;
+        merge("--ranks", &mut job.ranks, ranks)?;
+        merge("--ranks-per-node", &mut job.ranks_per_node, ranks_per_node)?;
+        check_unset("--run-dir", run_dir)?;
+        let plugins = &mut options.parts.plugins;
+        merge("--profile", &mut plugins.profile, profile)?;
+        merge("--tuner", &mut plugins.tuner, tuner)?;
+        merge("--net-plugin", &mut plugins.net_plugin, net_plugin)?;
+        job.use_gpus &= self.gpus;
         // An explicit rank count may exceed the cores.
-        args.job.oversubscribe = true;
-        args.command = [program()?].into_iter().chain(std::env::args_os().skip(1)).collect();
-        args.into_options()
+        job.oversubscribe = true;
+        let command = [program()?].into_iter().chain(std::env::args_os().skip(1));
+        options.job.workload = Workload::Command(command.collect());
+        Ok(options)
     }
 }
 
@@ -94,10 +97,18 @@ fn program() -> Result<OsString> {
 
 /// Sets an option that the user must not give again in `--launch`.
 fn merge<T>(name: &str, option: &mut Option<T>, value: Option<T>) -> Result<()> {
-    if option.is_some() && value.is_some() {
+    if value.is_some() {
+        check_unset(name, option)?;
+        *option = value;
+    }
+    Ok(())
+}
+
+/// Fails if the user has set an option in `--launch` that the command sets.
+fn check_unset<T>(name: &str, option: &Option<T>) -> Result<()> {
+    if option.is_some() {
         bail!("--launch: {name} is already set by this command");
     }
-    *option = option.take().or(value);
     Ok(())
 }
 
