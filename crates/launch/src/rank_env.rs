@@ -74,7 +74,7 @@ fn env_where(
 /// Whether a variable of the site is not set.
 fn is_excluded(args: &RankEnvOptions, name: &String) -> bool {
     let is_set = || args.set.iter().any(|(variable, _)| variable == name);
-    args.without.contains(name) || args.inherit.contains(name) || is_set()
+    args.without.contains(name) || is_set()
 }
 
 fn note_of_kept(KeptVariable { variable, value, planned }: &KeptVariable) -> String {
