@@ -141,13 +141,13 @@ struct PeerRequest {
 }
 
 impl JobPart for PeerRequest {
-    fn plan(&mut self, plan: &mut AttemptSpec, _: &Path) -> Result<(), PartError> {
-        let placed = &plan.job.placement.nodes;
+    fn plan(&mut self, attempt: &mut AttemptSpec, _: &Path) -> Result<(), PartError> {
+        let placed = &attempt.job.placement.nodes;
         let text = format!("checking {}", pluralize(placed.len(), "node"));
         let text = format!("{FAINT}{text}{FAINT:#}\n");
         self.output.iter().for_each(|streams| streams.stderr.print(&text));
         let nics: Vec<&[Nic]> =
-            placed.iter().map(|node| plan.job.nics(node).unwrap_or_default()).collect();
+            placed.iter().map(|node| attempt.job.nics(node).unwrap_or_default()).collect();
         let networks = peers::networks(&nics);
         let token = Secret::generate()?.to_hex();
         let first = rendezvous::job_port(&token);
@@ -163,7 +163,7 @@ impl JobPart for PeerRequest {
             command_line: rank_worker::command_line(),
             machine: self.machine.clone(),
         };
-        plan.set_input(&channel::encode(&request)?.into());
+        attempt.set_input(&channel::encode(&request)?.into());
         Ok(())
     }
 }

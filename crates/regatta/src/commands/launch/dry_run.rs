@@ -50,10 +50,10 @@ fn describe_options(options: &[RequiredOption]) -> String {
 }
 
 /// Command, binding and environment of each rank.
-fn describe(plan: &AttemptSpec) -> String {
+fn describe(attempt: &AttemptSpec) -> String {
     let mut text = String::new();
-    for rank in &plan.ranks {
-        let Some((_, node, placed)) = plan.job.placement.find_rank(rank.spec.rank) else {
+    for rank in &attempt.ranks {
+        let Some((_, node, placed)) = attempt.job.placement.find_rank(rank.spec.rank) else {
             continue;
         };
         text.push_str(&format!("{HEADING}rank {} on {}{HEADING:#}\n", rank.spec.rank, node.host));

@@ -55,7 +55,7 @@ impl Profile {
 
 impl JobPart for Profile {
     /// Sets the variables of all ranks, for a folder of event files that has the plug-in, too.
-    fn plan(&mut self, plan: &mut AttemptSpec, folder: &Path) -> Result<(), PartError> {
+    fn plan(&mut self, attempt: &mut AttemptSpec, folder: &Path) -> Result<(), PartError> {
         let folder = folder.join(COMMS);
         let library = folder.join(plugins::PROFILER.name);
         let [Some(folder), Some(library)] = [folder.to_str(), library.to_str()] else {
@@ -67,8 +67,8 @@ impl JobPart for Profile {
             (LEVEL_VARIABLE, level_name(self.level)),
         ];
         for (name, value) in variables {
-            check_variable(name, plan.job.env.get(name), value)?;
-            for rank in &mut plan.ranks {
+            check_variable(name, attempt.job.env.get(name), value)?;
+            for rank in &mut attempt.ranks {
                 rank.add_variable(env_var(name, value, "collectives are recorded (--profile)"));
             }
         }
@@ -76,10 +76,10 @@ impl JobPart for Profile {
     }
 
     /// Writes the plug-in to the run folder, and starts to read the status of the ranks.
-    fn start(&mut self, plan: &AttemptSpec, folder: &RunFolder) -> Result<(), PartError> {
+    fn start(&mut self, attempt: &AttemptSpec, folder: &RunFolder) -> Result<(), PartError> {
         let path = folder.path().join(COMMS);
         plugins::PROFILER.install(&path)?;
-        self.watch = Some(StatusWatch::start(path, plan.hosts(), self.hang_after)?);
+        self.watch = Some(StatusWatch::start(path, attempt.hosts(), self.hang_after)?);
         self.is_elsewhere = false;
         Ok(())
     }

@@ -44,10 +44,10 @@ pub fn status_text(status: &JobStatus<'_>) -> String {
 }
 
 /// What is being launched.
-pub fn started(plan: &AttemptSpec, folder: &Path) -> String {
-    let nodes = &plan.job.placement.nodes;
+pub fn started(attempt: &AttemptSpec, folder: &Path) -> String {
+    let nodes = &attempt.job.placement.nodes;
     let hosts: Vec<&str> = nodes.iter().map(|node| node.host.as_str()).collect();
-    let ranks = pluralize(plan.ranks.len(), "rank");
+    let ranks = pluralize(attempt.ranks.len(), "rank");
     let (hosts, folder) = (hostlist::compress(&hosts), folder.display());
     format!("{FAINT}launching {ranks} on {hosts}; run folder: {folder}{FAINT:#}\n")
 }
