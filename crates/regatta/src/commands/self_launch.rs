@@ -8,8 +8,8 @@ use regatta_launch::config::{JobConfig, OwnRanks, Workload};
 use regatta_launch::secret_file;
 use regatta_model::units::pluralize;
 
-use super::launch::LaunchOptions;
-use super::rank_worker::{self, RankRequest, RankTask};
+use super::launcher::LaunchOptions;
+use super::rank_request::{self, RankRequest, RankTask};
 use crate::cli::LaunchArgs;
 use crate::options::{NcclPluginArgs, RankCountArgs};
 use crate::output;
@@ -75,7 +75,7 @@ pub fn set_request(config: &mut JobConfig, discovery: &Discovery, task: RankTask
         return Ok(());
     }
     let machine = (!discovery.needs_agents()).then(|| discovery.machines[0].clone());
-    let user_command = rank_worker::command_line();
+    let user_command = rank_request::command_line();
     // Those of `doctor` test the nodes and need nothing of them.
     let tests_nodes = matches!(task, RankTask::Doctor(_));
     let saves_on_signal = matches!(&task, RankTask::Train(task) if !task.smoke);

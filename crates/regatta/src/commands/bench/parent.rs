@@ -14,9 +14,9 @@ use super::net_plugin;
 use super::options::BenchOptions;
 use super::reporter::Reporter;
 use crate::args::bench::BenchRankArgs;
-use crate::commands::launch::{self, LaunchOptions, RankReporter, new_run_id, run_dir_or_new};
+use crate::commands::launcher::{self, LaunchOptions, RankReporter, new_run_id, run_dir_or_new};
 use crate::commands::rank_events::RankEvents;
-use crate::commands::rank_worker::RankTask;
+use crate::commands::rank_request::RankTask;
 use crate::commands::reporter_output::ReporterOutput;
 use crate::commands::self_launch::{
     LaunchRequest, has_rank_count, local_rank_count, note_oversubscription, set_request,
@@ -66,7 +66,7 @@ impl BenchLaunch {
         set_request(job, &self.discovery, RankTask::Bench(Box::new(request.clone())))?;
         let events = &mut RankEvents(&mut reporter);
         let events = RankReporter { observer: events, names_run_dir: false };
-        let code = launch::launch(&self.options, self.discovery, Some(events), Vec::new())?;
+        let code = launcher::launch(&self.options, self.discovery, Some(events), Vec::new())?;
         let is_good = reporter.finish()?;
         Ok(code.max((!is_good).into()))
     }

@@ -16,7 +16,7 @@ use regatta_model::run_folder::{self, bench_result_name};
 use super::options::BenchOptions;
 use super::reporter::Reporter;
 use crate::commands::rank_events::EventSink;
-use crate::commands::rank_worker::{RankContext, note_unrecorded};
+use crate::commands::rank_request::{RankContext, note_unrecorded};
 use crate::commands::reporter_output::ReporterOutput;
 
 use crate::system;

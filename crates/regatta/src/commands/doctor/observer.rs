@@ -22,8 +22,8 @@ use regatta_place::rendezvous;
 use regatta_wire::secret::Secret;
 
 use crate::cli::FAINT;
-use crate::commands::launch::QueuedStreams;
-use crate::commands::rank_worker::{self, RankRequest, RankTask};
+use crate::commands::launcher::QueuedStreams;
+use crate::commands::rank_request::{self, RankRequest, RankTask};
 use crate::commands::reporter_output::ReporterOutput;
 use crate::commands::self_launch;
 use regatta_launch::discovery::Discovery;
@@ -160,7 +160,7 @@ impl JobPart for PeerRequest {
         let task = DoctorRequest { tests: self.tests.clone(), table };
         let request = RankRequest {
             task: RankTask::Doctor(Box::new(task)),
-            command_line: rank_worker::command_line(),
+            command_line: rank_request::command_line(),
             machine: self.machine.clone(),
         };
         attempt.set_input(&channel::encode(&request)?.into());

@@ -21,9 +21,9 @@ use super::gpu_trace;
 use super::reporter::{EventRecorder, ProgressReporter};
 use super::run_folder;
 use crate::commands::compute_device::{self, ComputeDevice};
-use crate::commands::launch::new_run_id;
+use crate::commands::launcher::new_run_id;
 use crate::commands::rank_events::EventSink;
-use crate::commands::rank_worker::note_unrecorded;
+use crate::commands::rank_request::note_unrecorded;
 use crate::commands::train_task::TrainTask;
 use crate::system::memory_limits;
 

@@ -13,7 +13,7 @@ use regatta_launch::preflight;
 
 use super::doctor::nodes::{self, examine, launch_options};
 use super::doctor::render;
-use super::launch::{launch, nodes_changed};
+use super::launcher::{launch, nodes_changed};
 use crate::cli::LaunchArgs;
 use crate::output;
 
