@@ -45,7 +45,8 @@ fn replace_bad_nodes(config: &mut JobConfig, discovery: &mut Discovery) -> Resul
     output::eprint(&render(&diagnosis, false));
     let hosts = discovery.hosts();
     let (bad, has_failed) = (&diagnosis.bad_nodes, diagnosis.verdict == Verdict::Fail);
-    let update = preflight::replace_bad_nodes(config, discovery, pool, bad, has_failed)?;
+    let (nodes, spares) = (&mut discovery.allocation.nodes, &mut config.spares);
+    let update = preflight::replace_bad_nodes(nodes, spares, pool, bad, has_failed)?;
     output::eprint(&nodes_changed(&update, &hosts));
     Ok(())
 }
