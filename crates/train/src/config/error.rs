@@ -24,27 +24,20 @@ impl fmt::Display for SourceLocation {
 }
 
 /// What to write instead of an unknown key.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error)]
 pub enum KeyHint {
     /// This key: the other one is its name elsewhere.
+    #[error("use {0}")]
     Use(String),
     /// This key, perhaps: its name is similar.
+    #[error("did you mean {0}?")]
     Similar(String),
     /// Something else, in words.
+    #[error("{0}")]
     Text(String),
     /// One of all keys: none is similar.
+    #[error("`regatta train --keys` lists all keys")]
     AnyKey,
-}
-
-impl fmt::Display for KeyHint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Use(key) => write!(f, "use {key}"),
-            Self::Similar(key) => write!(f, "did you mean {key}?"),
-            Self::Text(text) => f.write_str(text),
-            Self::AnyKey => f.write_str("`regatta train --keys` lists all keys"),
-        }
-    }
 }
 
 /// A result about configurations.
