@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
 use regatta_launch::process::EnvSetting;
 use regatta_measure::request::BenchRequest;
 use regatta_measure::write::TableLayout;
@@ -38,24 +37,15 @@ impl BenchCase {
 
     /// Runs it, and reports why it cannot be launched; returns its exit status.
     pub fn run(&self, request: &BenchRequest, format: OutputFormat, layout: TableLayout) -> u8 {
-        self.try_run(request, format, layout).unwrap_or_else(|error| {
-            output::error(&output::one_line(&error));
-            1
-        })
-    }
-
-    fn try_run(
-        &self,
-        request: &BenchRequest,
-        format: OutputFormat,
-        layout: TableLayout,
-    ) -> Result<u8> {
         let mut launch = self.launch.clone();
         launch.options.job.rank_env.set = self.environment.clone();
         let request = BenchRequest { label: Some(self.label.clone()), ..request.clone() };
-        let output = ReporterOutput::queued();
-        let reporter = Reporter::of_case(format, layout, Some(self.out()), output);
-        launch.run(&request, &self.folder, reporter)
+        let printer = ReporterOutput::queued();
+        let reporter = Reporter::of_case(format, layout, Some(self.out()), printer);
+        launch.run(&request, &self.folder, reporter).unwrap_or_else(|error| {
+            output::error(&output::one_line(&error));
+            1
+        })
     }
 }
 

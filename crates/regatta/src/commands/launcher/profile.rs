@@ -97,9 +97,18 @@ impl JobPart for Profile {
         self.watch.iter_mut().for_each(|watch| watch.on_control(control));
     }
 
+    /// Adds the operations that did not complete to the result of a job that failed, and a note if nothing
+    /// was recorded.
     fn finish(&mut self, folder: &RunFolder, result: &mut RunResult) {
-        if let Some(watch) = self.watch.take() {
-            finish(&watch, folder, self.is_elsewhere, result);
+        let Some(watch) = self.watch.take() else { return };
+        if result.exit_code != 0 && !result.is_stopped_early() {
+            let findings = watch.judge(result.hang.is_some()).into_iter();
+            result.collectives = findings.take(MAX_OPERATIONS).map(operation).collect();
+        }
+        if result.exit_code == 0 && !self.is_elsewhere && !has_events(folder) {
+            let note = "--profile recorded nothing: the job created no NCCL or RCCL communicator, or its library \
+                        did not load the plug-in, which needs NCCL 2.26 or newer (NCCL_DEBUG=INFO shows why)";
+            result.notes.push(note.to_owned());
         }
     }
 
@@ -166,22 +175,6 @@ fn node_folder() -> Result<PathBuf, String> {
         Ok(folder)
     };
     FOLDER.get_or_init(|| create().map_err(|error| format!("{error:#}"))).clone()
-}
-
-/// Adds the operations that did not complete to the result of a job that failed, and a note if nothing
-/// was recorded.
-fn finish(watch: &StatusWatch, folder: &RunFolder, is_elsewhere: bool, result: &mut RunResult) {
-    if result.exit_code != 0 && !result.is_stopped_early() {
-        let findings = watch.judge(result.hang.is_some());
-        result.collectives = findings.into_iter().take(MAX_OPERATIONS).map(operation).collect();
-    }
-    if result.exit_code == 0 && !is_elsewhere && !has_events(folder) {
-        result.notes.push(
-            "--profile recorded nothing: the job created no NCCL or RCCL communicator, or its library \
-             did not load the plug-in, which needs NCCL 2.26 or newer (NCCL_DEBUG=INFO shows why)"
-                .to_owned(),
-        );
-    }
 }
 
 fn operation(finding: Finding) -> StalledOperation {
