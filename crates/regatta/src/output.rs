@@ -244,12 +244,15 @@ mod tests {
         let path = std::env::temp_dir().join(format!("regatta-capture-{}", std::process::id()));
         let captured = OutputCapture::to(&path).unwrap();
         note("a note");
+        error("a failure");
         print("no output").unwrap();
         drop(captured);
         note("after the end");
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(path).unwrap();
         assert!(text.contains("note: a note\n"), "{text}");
+        assert!(text.lines().any(|line| line.ends_with(" a failure") && is_error(line)), "{text}");
+        assert!(!is_error("note: a note"));
         assert!(!text.contains("no output") && !text.contains("after the end"), "{text}");
     }
 }

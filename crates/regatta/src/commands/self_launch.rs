@@ -159,10 +159,12 @@ mod tests {
             LaunchRequest { counts, user_options, ..LaunchRequest::default() }
         };
         let args = request(Some("--grace 1 --hostfile 'a b'")).options().unwrap();
-        let JobConfig { source, placement, grace, .. } = args.job;
+        let JobConfig { source, placement, grace, run_dir, workload, .. } = args.job;
         assert_eq!((source.nodes, grace), (Some(2), Some(Duration::from_secs(1))));
         assert_eq!(source.hostfile.as_deref(), Some("a b".as_ref()));
-        assert!(!placement.job.use_gpus && placement.job.oversubscribe);
+        assert!(!placement.job.use_gpus && placement.job.oversubscribe && run_dir.is_none());
+        let Workload::Command(command) = workload else { panic!("a request") };
+        assert_eq!(command[1..], std::env::args_os().skip(1).collect::<Vec<_>>());
         for twice in ["-N 2", "--run-dir other"] {
             let error = request(Some(twice)).options().unwrap_err().to_string();
             assert!(error.contains("already set"), "{error}");
