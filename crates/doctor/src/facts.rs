@@ -143,6 +143,9 @@ pub struct FileSystem {
     pub sync_seconds: Option<f64>,
     /// Why the write test failed: `Read-only file system`.
     pub error: Option<String>,
+    /// Whether it failed because the file system did not answer in time.
+    #[serde(default)]
+    pub timed_out: bool,
 }
 
 /// Limits and resources of the operating system.

@@ -177,13 +177,13 @@ pub fn adopted_rank(
 
 fn attempt_rank(
     config: &JobConfig,
-    plan: &PlacedJob,
+    placed: &PlacedJob,
     rank: u32,
     variables: Vec<EnvVar>,
 ) -> Result<AttemptRank> {
-    let ranks = plan.placement.ranks;
-    let found = plan.placement.find_rank(rank);
-    let (_, node, placed) = found.ok_or(LaunchError::NotARank { rank, ranks })?;
+    let ranks = placed.placement.ranks;
+    let found = placed.placement.find_rank(rank);
+    let (_, node, own) = found.ok_or(LaunchError::NotARank { rank, ranks })?;
     let command = config.workload.command();
     let command = match &config.wrap {
         Some(wrap) => wrap.apply(rank, &node.host, command),
@@ -196,7 +196,7 @@ fn attempt_rank(
         base_env: Vec::new(),
         env_remove_prefixes: Vec::new(),
         env: variables.iter().map(setting).collect(),
-        binding: Binding::new(&placed.cpus, &placed.memory),
+        binding: Binding::new(&own.cpus, &own.memory),
         input: config.workload.own_ranks().map(|ranks| Arc::clone(&ranks.request)),
     };
     Ok(AttemptRank { spec, variables, host: node.host.clone() })
@@ -204,18 +204,18 @@ fn attempt_rank(
 
 /// Corrects Slurm's task variables, which ranks would otherwise inherit from the batch script or the
 /// agent: each of these is a single task to Slurm.
-fn slurm_env(plan: &PlacedJob, tasks_per_node: &str, rank: u32) -> Vec<EnvVar> {
-    let Some((node, placed, own)) = plan.placement.find_rank(rank) else { return Vec::new() };
-    let ranks = plan.placement.ranks.to_string();
-    let hosts: Vec<&str> = plan.placement.nodes.iter().map(|n| n.host.as_str()).collect();
+fn slurm_env(placed: &PlacedJob, tasks_per_node: &str, rank: u32) -> Vec<EnvVar> {
+    let Some((index, node, own)) = placed.placement.find_rank(rank) else { return Vec::new() };
+    let ranks = placed.placement.ranks.to_string();
+    let hosts: Vec<&str> = placed.placement.nodes.iter().map(|n| n.host.as_str()).collect();
     let nodes = hosts.len().to_string();
     let values = [
         ("SLURM_PROCID", rank.to_string()),
         ("SLURM_LOCALID", own.local_rank.to_string()),
-        ("SLURM_NODEID", node.to_string()),
+        ("SLURM_NODEID", index.to_string()),
         ("SLURM_NTASKS", ranks.clone()),
         ("SLURM_NPROCS", ranks.clone()),
-        ("SLURM_NTASKS_PER_NODE", placed.ranks.len().to_string()),
+        ("SLURM_NTASKS_PER_NODE", node.ranks.len().to_string()),
         ("SLURM_TASKS_PER_NODE", tasks_per_node.to_owned()),
         ("SLURM_STEP_NUM_TASKS", ranks),
         // The agents' step also includes the spares.
@@ -225,8 +225,8 @@ fn slurm_env(plan: &PlacedJob, tasks_per_node: &str, rank: u32) -> Vec<EnvVar> {
         ("SLURM_STEP_TASKS_PER_NODE", tasks_per_node.to_owned()),
     ];
     // The agents' step sets variables that the launcher's environment lacks.
-    let agents = plan.is_reported_by_agents() && plan.env.is_set("SLURM_JOB_ID");
-    let inherited = values.into_iter().filter(|(name, _)| agents || plan.env.is_set(name));
+    let agents = placed.is_reported_by_agents() && placed.env.is_set("SLURM_JOB_ID");
+    let inherited = values.into_iter().filter(|(name, _)| agents || placed.env.is_set(name));
     let why = "Slurm's value describes another task";
     inherited.map(|(name, value)| env_var(name, value, why)).collect()
 }

@@ -117,8 +117,6 @@ pub struct RankEnvOptions {
     pub master_port: Option<u16>,
     /// Variables that are not set, with a note for those that would not be set anyway.
     pub without: Vec<String>,
-    /// Variables that are not set.
-    pub inherit: Vec<String>,
     /// Variables that have these values, or none, whatever the site and the user have set.
     pub set: Vec<EnvSetting>,
 }

@@ -232,7 +232,7 @@ impl AttemptDriver<'_> {
                     self.record(None, RunEvent::Stalled { why });
                 }
             }
-            JobEvent::Warning(text) => self.warn(text),
+            JobEvent::Warning(text) | JobEvent::RunFolderUnseen(text) => self.warn(text),
             JobEvent::Frame { .. } | JobEvent::Notice(_) | JobEvent::Finished => {}
         }
     }

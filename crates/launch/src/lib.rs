@@ -3,7 +3,8 @@
 //! What is asked of a job is a [`config::JobConfig`] and a list of [`parts`]. [`driver`] runs attempts on a
 //! [`launch_target`] until the job is finished, and tells the caller what happens through [`status`]. [`job`] runs
 //! one attempt with a [`worker_group`]: [`local`] runs ranks on this node, [`agents`] on many nodes.
-//! Decisions are made without I/O in [`supervisor`], [`restart_policy`], [`node_pool`] and [`lines`].
+//! Decisions are made without I/O in [`supervisor`], [`restart_policy`], [`node_pool`], [`preflight`] and
+//! [`lines`].
 
 pub mod agent_launcher;
 pub mod agents;
@@ -28,6 +29,7 @@ pub mod local;
 pub mod node_pool;
 pub mod parts;
 pub mod port;
+pub mod preflight;
 mod proc_stat;
 pub mod process;
 pub mod rank_env;

@@ -47,6 +47,8 @@ pub enum JobEvent {
     Notice(String),
     /// A warning for the user.
     Warning(String),
+    /// A node does not see the run folder: what its ranks do without, as a warning for the user.
+    RunFolderUnseen(String),
     /// The attempt is finished; no further event follows.
     Finished,
 }

@@ -47,7 +47,7 @@ fn run_command_line() -> ExitCode {
         Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             output::error(&output::one_line(&error));
-            commands::launch::exit_code(&error)
+            commands::launcher::exit_code(&error)
         }
     }
 }
@@ -57,7 +57,7 @@ fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Map(args) => commands::map::run(&args),
         Command::Env(args) => commands::env::run(&args).map(success),
-        Command::Launch(args) => commands::launch_command::run(*args),
+        Command::Launch(args) => commands::launch::run(*args),
         Command::Submit(args) => commands::submit::run(&args).map(success),
         Command::Jobs(args) => commands::jobs::run(&args).map(success),
         Command::Bench(args) => commands::bench::run(*args),
@@ -72,7 +72,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Checkpoint(args) => commands::checkpoint::run(&args),
         Command::Data(args) => commands::data::run(&args),
         Command::Agent(args) => commands::agent::run(&args).map(success),
-        Command::RankWorker => commands::rank_worker_command::run(),
+        Command::RankWorker => commands::rank_worker::run(),
         Command::Completions { shell } => commands::completions::run(shell).map(success),
         Command::Man { page } => commands::man::run(page.as_deref()).map(success),
     }

@@ -222,9 +222,6 @@ pub struct RankEnvArgs {
     /// Do not set this variable (repeatable), for example NCCL_NET_GDR_LEVEL
     #[arg(long, value_name = "VARIABLE")]
     pub without: Vec<String>,
-    /// Like --without, but silent if the variable would not be set anyway
-    #[arg(long, value_name = "VARIABLE", hide = true)]
-    pub inherit: Vec<String>,
 }
 
 const FRAMEWORKS: [NamedValue<Framework>; 5] = [
@@ -289,7 +286,6 @@ impl RankEnvArgs {
             master_addr: self.master_addr.clone(),
             master_port: self.master_port,
             without: self.without.clone(),
-            inherit: self.inherit.clone(),
             set: Vec::new(),
         }
     }

@@ -3,10 +3,10 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, IsTerminal, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anstream::{AutoStream, ColorChoice, adapter};
 use anyhow::{Context, Result, anyhow};
@@ -15,7 +15,7 @@ use regatta_draw::escapes::keep_colours;
 use regatta_launch::run_folder::file_size_hint;
 use regatta_model::Warning;
 use rustix::fs::{Access, access, fstat};
-use rustix::io::{Errno, dup};
+use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::cli::{ERROR, FAINT, WARNING};
@@ -85,6 +85,10 @@ impl Stream {
 
     /// Writes a text as it is with a single write.
     pub fn write_raw(self, text: &str) -> io::Result<()> {
+        // The lock is not held while a reader may block.
+        if let Some(file) = capture().as_mut() {
+            return if self == Self::Stderr { write_and_flush(file, text) } else { Ok(()) };
+        }
         match self {
             Self::Stdout => write_and_flush(std::io::stdout(), text),
             Self::Stderr => write_and_flush(std::io::stderr(), text),
@@ -97,15 +101,16 @@ impl Stream {
             Self::Stdout => AutoStream::choice(&std::io::stdout()),
             Self::Stderr => AutoStream::choice(&std::io::stderr()),
         };
-        choice != ColorChoice::Never
+        choice != ColorChoice::Never && capture().is_none()
     }
 
     /// Whether the stream is a terminal.
     pub fn is_terminal(self) -> bool {
-        match self {
+        let is_terminal = match self {
             Self::Stdout => std::io::stdout().is_terminal(),
             Self::Stderr => std::io::stderr().is_terminal(),
-        }
+        };
+        is_terminal && capture().is_none()
     }
 
     /// Text of another program for this stream: sanitized if it is a terminal.
@@ -123,35 +128,30 @@ impl fmt::Display for Stream {
     }
 }
 
-/// Sends standard error to a file, and standard output nowhere, until it is dropped.
-pub struct Redirection([OwnedFd; 2]);
+/// The file of an [`OutputCapture`].
+static CAPTURE: Mutex<Option<File>> = Mutex::new(None);
 
-impl Redirection {
+/// Sends what is written to standard error to a file, and to standard output nowhere, until it is dropped.
+pub struct OutputCapture(());
+
+impl OutputCapture {
     /// Creates the file.
     pub fn to(path: &Path) -> Result<Self> {
-        let cannot_write = || format!("cannot write {}", path.display());
-        let file = File::create(path).with_context(cannot_write)?;
-        let null = OpenOptions::new().write(true).open("/dev/null").context("/dev/null")?;
-        let saved = [dup(std::io::stdout())?, dup(std::io::stderr())?];
-        replace_streams(&null, &file);
-        Ok(Self(saved))
+        let file = File::create(path);
+        *capture() = Some(file.with_context(|| format!("cannot write {}", path.display()))?);
+        Ok(Self(()))
     }
 }
 
-impl Drop for Redirection {
+impl Drop for OutputCapture {
     fn drop(&mut self) {
-        let Self([stdout, stderr]) = self;
-        replace_streams(stdout, stderr);
+        *capture() = None;
     }
 }
 
-/// Makes the standard streams copies of these descriptors.
-fn replace_streams(stdout: &impl AsRawFd, stderr: &impl AsRawFd) {
-    // SAFETY: plain system calls on open descriptors; the standard streams stay open.
-    unsafe {
-        libc::dup2(stdout.as_raw_fd(), libc::STDOUT_FILENO);
-        libc::dup2(stderr.as_raw_fd(), libc::STDERR_FILENO);
-    }
+/// No code panics while it holds the lock.
+fn capture() -> MutexGuard<'static, Option<File>> {
+    CAPTURE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn write_and_flush(mut out: impl Write, text: &str) -> io::Result<()> {
@@ -172,6 +172,11 @@ pub fn one_line(error: &anyhow::Error) -> String {
 /// Prints an error to standard error.
 pub fn error(text: &str) {
     eprint(&format!("{ERROR}error:{ERROR:#} {text}\n"));
+}
+
+/// Whether a line that a rank of this program wrote to standard error is such an error.
+pub fn is_error(line: &str) -> bool {
+    adapter::strip_str(line).to_string().starts_with("error: ")
 }
 
 /// Prints a note to standard error.
@@ -228,4 +233,26 @@ pub fn check_writable(option: &str, path: &Path) -> Result<()> {
         _ => access(real.with_file_name("."), Access::WRITE_OK | Access::EXEC_OK),
     };
     checked.with_context(|| format!("{option} {}: cannot create the file", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn captured_text_goes_to_the_file_without_colours() {
+        let path = std::env::temp_dir().join(format!("regatta-capture-{}", std::process::id()));
+        let captured = OutputCapture::to(&path).unwrap();
+        note("a note");
+        error("a failure");
+        print("no output").unwrap();
+        drop(captured);
+        note("after the end");
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(path).unwrap();
+        assert!(text.contains("note: a note\n"), "{text}");
+        assert!(text.lines().any(|line| line.ends_with(" a failure") && is_error(line)), "{text}");
+        assert!(!is_error("note: a note"));
+        assert!(!text.contains("no output") && !text.contains("after the end"), "{text}");
+    }
 }

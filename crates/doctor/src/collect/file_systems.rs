@@ -30,14 +30,13 @@ pub(super) fn collect(root: &Sysroot, options: &CollectOptions) -> Vec<FileSyste
             let (path, used_for) = (path.clone(), *used_for);
             move || resolve(&path, used_for)
         };
-        let outcome = match with_limit(options.limit, resolve) {
-            Some(Ok(real)) if tested.contains(&real) => continue,
-            Some(Ok(real)) => {
+        let outcome = match with_limit(options.limit, resolve).unwrap_or_else(|| timeout(options)) {
+            Ok(real) if tested.contains(&real) => continue,
+            Ok(real) => {
                 tested.push(real.clone());
                 test_within_limit(&real, &mounts, options)
             }
-            Some(Err(error)) => failed(error.to_string()),
-            None => failed(timeout(options)),
+            Err(error) => failed(&error, FileSystem::default()),
         };
         let path = path.to_string_lossy().into_owned();
         found.push(FileSystem { path, used_for: *used_for, ..outcome });
@@ -56,8 +55,9 @@ fn resolve(path: &Path, used_for: DirectoryUse) -> io::Result<PathBuf> {
     }
 }
 
-fn timeout(options: &CollectOptions) -> String {
-    format!("timed out after {} s", options.limit.as_secs_f64())
+fn timeout<T>(options: &CollectOptions) -> io::Result<T> {
+    let text = format!("timed out after {} s", options.limit.as_secs_f64());
+    Err(io::Error::new(io::ErrorKind::TimedOut, text))
 }
 
 fn test_within_limit(dir: &Path, mounts: &str, options: &CollectOptions) -> FileSystem {
@@ -67,14 +67,15 @@ fn test_within_limit(dir: &Path, mounts: &str, options: &CollectOptions) -> File
         let (dir, bytes, canceled) = (dir.to_owned(), options.write_bytes, Arc::clone(&canceled));
         move || test(&dir, bytes, &canceled)
     };
-    let outcome = with_limit(options.limit, test);
+    let outcome = with_limit(options.limit, test).map_or_else(|| timeout(options), Ok);
     // The thread ends, and removes its file, as soon as its system call returns.
     canceled.store(true, Ordering::Relaxed);
-    FileSystem { kind, ..outcome.unwrap_or_else(|| failed(timeout(options))) }
+    FileSystem { kind, ..outcome.unwrap_or_else(|error| failed(&error, FileSystem::default())) }
 }
 
-fn failed(error: String) -> FileSystem {
-    FileSystem { error: Some(error), ..FileSystem::default() }
+fn failed(error: &io::Error, found: FileSystem) -> FileSystem {
+    let timed_out = error.kind() == io::ErrorKind::TimedOut;
+    FileSystem { error: Some(error.to_string()), timed_out, ..found }
 }
 
 fn test(dir: &Path, bytes: u64, canceled: &AtomicBool) -> FileSystem {
@@ -89,13 +90,13 @@ fn test(dir: &Path, bytes: u64, canceled: &AtomicBool) -> FileSystem {
     }
     match sync_seconds(dir) {
         Ok(seconds) => found.sync_seconds = Some(seconds),
-        Err(error) => found.error = Some(error.to_string()),
+        Err(error) => found = failed(&error, found),
     }
     let has_room = found.free_bytes.is_some_and(|free| free / FREE_FACTOR >= bytes);
     if has_room && found.error.is_none() {
         match write_rate(dir, bytes, canceled) {
             Ok(rate) => found.write_rate = Some(rate),
-            Err(error) => found.error = Some(error.to_string()),
+            Err(error) => found = failed(&error, found),
         }
     }
     found
@@ -245,6 +246,19 @@ mod tests {
         let real = resolve(&path, DirectoryUse::Cache).unwrap();
         assert_eq!(real, tree.base.canonicalize().unwrap());
         assert!(resolve(&path, DirectoryUse::Work).is_err());
+    }
+
+    #[test]
+    fn a_file_system_that_does_not_answer_is_told_from_one_that_refuses() {
+        let late = timeout::<()>(&options(Vec::new())).unwrap_err();
+        for (error, timed_out) in [
+            (late, true),
+            (io::Error::from_raw_os_error(libc::ETIMEDOUT), true),
+            (io::Error::from_raw_os_error(libc::EROFS), false),
+        ] {
+            let found = failed(&error, FileSystem::default());
+            assert_eq!((found.timed_out, found.error), (timed_out, Some(error.to_string())));
+        }
     }
 
     #[test]

@@ -110,7 +110,7 @@ const FAULTS: &[Fault] = &[
     }),
     fail("dead file system", Check::FileSystems, |n| {
         not_written(&mut n.file_systems[0], "timed out after 20 s");
-        n.file_systems[0].free_bytes = None;
+        (n.file_systems[0].free_bytes, n.file_systems[0].timed_out) = (None, true);
     }),
     fail("file system not mounted", Check::FileSystems, |n| {
         n.file_systems[0].kind = Some("xfs".to_owned());

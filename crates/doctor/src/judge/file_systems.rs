@@ -67,7 +67,7 @@ fn judge_writable(node: &NodeFacts, fs: &FileSystem, findings: &mut Findings) {
         }
     }
     if let Some(error) = &fs.error {
-        let fix = match error.contains("timed out") {
+        let fix = match fs.timed_out {
             true => "the file system does not answer: exclude the node and report it to the site"
                 .to_owned(),
             false => format!("check mount, quota and permissions of {path}"),

@@ -190,6 +190,7 @@ fn file_systems(random: &mut Random) -> Vec<FileSystem> {
         write_rate: Some(random.less(rate, 0.7)),
         sync_seconds: Some(random.less(0.05, 0.9)),
         error: None,
+        timed_out: false,
     };
     vec![
         system("/scratch/project/run", DirectoryUse::Work, "lustre", 1 << 50, 1.5e9),

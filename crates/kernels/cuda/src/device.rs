@@ -91,9 +91,21 @@ pub(crate) const AMD_ARCHITECTURES: [&str; 2] = ["gfx90a", "gfx942"];
 /// Oldest supported HIP runtime, 6.1: hipBLASLt takes `hipDataType` since then.
 const MIN_HIP_VERSION: u32 = 60_100_000;
 
+/// `cudaErrorNoDevice` and `hipErrorNoDevice`.
+const NO_DEVICE: i32 = 100;
+
 thread_local! {
     /// The device that this thread made current; -1 for none.
     static CURRENT: Cell<i64> = const { Cell::new(-1) };
+}
+
+/// Why the devices of a vendor cannot be counted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CountDevicesError {
+    /// Whether the runtime works, and finds none.
+    pub finds_none: bool,
+    /// The text of the runtime, or why it cannot be loaded.
+    pub why: String,
 }
 
 /// Number of devices of a vendor that this process can see; 0 without a driver.
@@ -102,13 +114,18 @@ pub fn device_count(vendor: Vendor) -> u32 {
 }
 
 /// Number of devices of a vendor that this process can see, or why they cannot be counted.
-pub fn count_devices(vendor: Vendor) -> Result<u32, String> {
-    let runtime = Runtime::open(vendor).map_err(|error| error.to_string())?;
+pub fn count_devices(vendor: Vendor) -> Result<u32, CountDevicesError> {
+    let failed =
+        |error: LibraryError| CountDevicesError { finds_none: false, why: error.to_string() };
+    let runtime = Runtime::open(vendor).map_err(failed)?;
     let mut count = 0;
     // SAFETY: the function writes one integer.
     match unsafe { (runtime.get_device_count)(&mut count) } {
         SUCCESS => Ok(count.unsigned_abs()),
-        code => Err(runtime.error_string(code)),
+        code => Err(CountDevicesError {
+            finds_none: code == NO_DEVICE,
+            why: runtime.error_string(code),
+        }),
     }
 }
 

@@ -42,7 +42,9 @@ mod runtime_memory;
 mod sources;
 mod token_staging;
 
-pub use device::{CudaDevice, DeviceInfo, count_devices, device_count, has_driver_library};
+pub use device::{
+    CountDevicesError, CudaDevice, DeviceInfo, count_devices, device_count, has_driver_library,
+};
 
 pub(crate) use launch::{Arg, Grid, Kernel, Ptr, Source};
 pub(crate) use regatta_comm::gpu_runtime::library_path;

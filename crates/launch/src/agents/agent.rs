@@ -285,7 +285,7 @@ impl Agent<'_> {
         if options.logs.is_none()
             && let Some(warning) = (self.hooks.without_run_folder)(&mut specs)
         {
-            self.warn(&warning);
+            self.warn(JobEvent::RunFolderUnseen, &warning);
         }
         if let Err(error) = self.provide_files(&launch.files, &mut specs) {
             return self.fail_start(launch, &error.to_string());
@@ -294,7 +294,7 @@ impl Agent<'_> {
         if launch.input.is_none() {
             let values = specs.iter_mut().flat_map(|s| s.env.iter_mut().map(|(_, value)| value));
             if let Some(warning) = cache_dir::secure(&launch.cache_dir, values) {
-                self.warn(&warning);
+                self.warn(JobEvent::Warning, &warning);
             }
         }
         let setting = secret_file::setting(self.secret.as_ref().ok());
@@ -304,7 +304,7 @@ impl Agent<'_> {
             if launch.needs_secret {
                 return self.fail_start(launch, &error);
             }
-            self.warn(&error);
+            self.warn(JobEvent::Warning, &error);
         }
         // Without the host, so that the same note of all nodes is shown once.
         if let Some(note) = cpu_binding::unavailable(specs.iter().map(|spec| &spec.binding)) {
@@ -344,9 +344,9 @@ impl Agent<'_> {
     }
 
     /// Sends the user a warning that names this node.
-    fn warn(&mut self, text: &str) {
+    fn warn(&mut self, event: fn(String) -> JobEvent, text: &str) {
         let node = self.state.node() as usize;
         let host = self.hosts.get(node).map_or("?", String::as_str);
-        self.handle(AgentInput::Ranks(JobEvent::Warning(format!("{host}: {text}"))));
+        self.handle(AgentInput::Ranks(event(format!("{host}: {text}"))));
     }
 }

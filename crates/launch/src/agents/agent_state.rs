@@ -323,7 +323,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
                 self.send(Upstream::Frame { attempt, rank, bytes }, out);
             }
             JobEvent::Progress => self.on_progress(now, out),
-            JobEvent::Output { .. } | JobEvent::Warning(_) => {
+            JobEvent::Output { .. } | JobEvent::Warning(_) | JobEvent::RunFolderUnseen(_) => {
                 self.send(Upstream::Event(event), out);
             }
             JobEvent::Finished => {

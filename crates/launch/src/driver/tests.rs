@@ -77,6 +77,10 @@ enum Fate {
     Crash(usize),
     /// This node is lost.
     NodeLost(usize),
+    /// The ranks do nothing any more.
+    Idle,
+    /// A part of the job reports that the ranks poll for a peer.
+    Stalled,
 }
 
 /// The ranks of an attempt.
@@ -138,10 +142,20 @@ struct FakeTarget<'a> {
     fates: VecDeque<(Duration, Fate)>,
     workers: FakeWorkers,
     missing: Vec<usize>,
+    /// A node that is lost at this time while it runs no rank.
+    loses: Option<(Duration, usize)>,
     /// Time after the start at which the agents of lost nodes have certainly exited.
     agents_exit_at: Option<Duration>,
     /// Nodes and start time of each attempt.
     starts: Vec<(Vec<usize>, f64)>,
+}
+
+impl FakeTarget<'_> {
+    /// The node that was lost while it ran no rank.
+    fn lost_idle_node(&self) -> Option<usize> {
+        let now = self.workers.clock.elapsed.get();
+        self.loses.filter(|(at, _)| *at <= now).map(|(_, node)| node)
+    }
 }
 
 impl LaunchTarget for FakeTarget<'_> {
@@ -162,7 +176,7 @@ impl LaunchTarget for FakeTarget<'_> {
         attempt: &AttemptSpec,
         _: &mut dyn JobObserver,
     ) -> Result<&mut dyn WorkerGroup> {
-        let hosts = self.discovery.hosts();
+        let (hosts, lost) = (self.discovery.hosts(), self.lost_idle_node());
         let placed = &attempt.job.placement.nodes;
         let ranks_of = |node: usize| {
             let node = placed.iter().find(|placed| placed.host == hosts[node]).unwrap();
@@ -182,6 +196,13 @@ impl LaunchTarget for FakeTarget<'_> {
                 workers.schedule(after, event);
                 self.missing.push(node);
             }
+            Fate::Idle => workers.schedule(after, JobEvent::Progress),
+            Fate::Stalled => workers.schedule(after, JobEvent::Stalled),
+        }
+        if let Some(node) = lost.filter(|node| attempt.hosts().contains(&hosts[*node])) {
+            let event = JobEvent::NodeLost { node: node as u32, ranks: ranks_of(node) };
+            workers.events.clear();
+            workers.schedule(Duration::ZERO, event);
         }
         Ok(workers)
     }
@@ -191,7 +212,7 @@ impl LaunchTarget for FakeTarget<'_> {
     }
 
     fn missing(&self) -> Vec<usize> {
-        self.missing.clone()
+        self.missing.iter().copied().chain(self.lost_idle_node()).collect()
     }
 
     fn possibly_running(&mut self, lost: &[u32]) -> Vec<usize> {
@@ -248,6 +269,8 @@ struct Story {
     fates: Vec<(u64, Fate)>,
     agents_exit_at: Option<u64>,
     signal_at: Option<f64>,
+    loses: Option<(f64, usize)>,
+    hang_timeout: Option<Duration>,
     parts: JobParts<'static>,
 }
 
@@ -262,6 +285,8 @@ impl Story {
             fates,
             agents_exit_at: None,
             signal_at: None,
+            loses: None,
+            hang_timeout: None,
             parts: Vec::new(),
         }
     }
@@ -279,7 +304,7 @@ impl Story {
             min_nodes: self.min_nodes,
             max_restarts: Some(self.max_restarts),
             grace: None,
-            hang_timeout: None,
+            hang_timeout: self.hang_timeout,
             heartbeat_timeout: Duration::from_secs(30),
             agents: AgentOptions {
                 launcher: None,
@@ -323,6 +348,7 @@ impl Story {
             fates: self.fates.iter().map(|&(after, fate)| (seconds(after), fate)).collect(),
             workers,
             missing: Vec::new(),
+            loses: self.loses.map(|(at, node)| (Duration::from_secs_f64(at), node)),
             agents_exit_at: self.agents_exit_at.map(seconds),
             starts: Vec::new(),
         };
@@ -438,6 +464,64 @@ fn node_with_two_failures_in_a_row_is_replaced() {
     story.spares = 1;
     let end = story.run();
     assert_eq!((end.code(), end.nodes()), (0, vec![&[0][..], &[0], &[1]]));
+}
+
+#[test]
+fn hung_ranks_are_ended_and_restarted() {
+    // Idle for the hang timeout; a part of the job knows by itself that the ranks stall.
+    for (fate, ends_after) in [(Fate::Idle, 10.0 + 30.0), (Fate::Stalled, 10.0)] {
+        let mut story = Story::new("hang", 2, vec![(10, fate), (5, Fate::Success)]);
+        story.hang_timeout = Some(Duration::from_secs(30));
+        let end = story.run();
+        assert_eq!((end.code(), end.result.restarts), (0, 1));
+        assert_eq!(end.told, ["restart 1 of 2 in 0 s"]);
+        assert_eq!(end.nodes(), [[0, 1], [0, 1]], "no node is to blame");
+        end.assert_start(1, ends_after + EXIT_TIME.as_secs_f64());
+    }
+}
+
+#[test]
+fn job_that_hangs_to_the_last_restart_fails() {
+    let mut story = Story::new("hangs", 1, vec![(1, Fate::Idle); 3]);
+    story.hang_timeout = Some(Duration::from_secs(30));
+    let end = story.run();
+    assert_eq!((end.code(), end.result.restarts, end.starts.len()), (124, 2, 3));
+    assert!(end.result.hang.is_some() && end.result.failure.is_none());
+}
+
+#[test]
+fn node_lost_during_the_backoff_is_replaced_by_a_further_restart() {
+    let fates = vec![(10, Fate::Crash(1)), (10, Fate::Crash(0)), (9, Fate::Success)];
+    let mut story = Story::new("lost-in-backoff", 3, [fates, vec![(5, Fate::Success)]].concat());
+    (story.spares, story.max_restarts) = (1, 3);
+    // The second attempt ends at 22 s, the back-off at 23 s.
+    (story.loses, story.agents_exit_at) = (Some((22.5, 1)), Some(0));
+    let end = story.run();
+    assert_eq!((end.code(), &end.excluded[..]), (0, &[1][..]));
+    assert_eq!(end.nodes(), [[0, 1], [0, 1], [0, 1], [0, 2]]);
+    end.assert_start(2, 23.0);
+    // The lost node is noticed at once; the other rank exits, and the back-off has doubled.
+    end.assert_start(3, 23.0 + 1.0 + 2.0);
+    let replaced = "Changed([Replaced { failed: 1, spare: 2 }])";
+    assert_eq!(end.told[2..], [replaced, "restart 3 of 3 in 2 s"]);
+}
+
+#[test]
+fn spare_that_is_lost_before_it_is_needed_is_passed_over() {
+    for (spares, expected) in [(2, vec![&[0, 1][..], &[0, 3]]), (1, vec![&[0, 1]])] {
+        let fates = vec![(100, Fate::NodeLost(1)), (5, Fate::Success)];
+        let mut story = Story::new("lost-spare", 2 + spares as usize, fates);
+        (story.spares, story.agents_exit_at) = (spares, Some(0));
+        story.loses = Some((50.0, 2));
+        let end = story.run();
+        assert_eq!(end.nodes(), expected);
+        assert_eq!(end.excluded, [1, 2]);
+        match spares {
+            2 => assert_eq!(end.told[0], "Changed([Replaced { failed: 1, spare: 3 }])"),
+            _ => assert!(end.told[0].starts_with("GiveUp(\"1 usable node left (2 excluded)")),
+        }
+        assert_eq!(end.code(), if spares == 2 { 0 } else { 137 });
+    }
 }
 
 #[test]

@@ -87,18 +87,18 @@ impl<'a> AgentTarget<'a> {
         if active.len() < self.node_count {
             (job.ranks, job.ranks_per_node) = (None, self.ranks_per_node);
         }
-        let plan = discovery.place(site, job)?;
-        let most = plan.placement.nodes.iter().map(|n| n.ranks.len() as u32).max();
+        let placed = discovery.place(site, job)?;
+        let most = placed.placement.nodes.iter().map(|n| n.ranks.len() as u32).max();
         self.ranks_per_node = self.ranks_per_node.or(most);
-        Ok(plan)
+        Ok(placed)
     }
 
     /// Master address and port: rank 0's node, with the port that its agent has reserved.
-    fn rendezvous(&self, plan: &PlacedJob) -> Result<Rendezvous> {
-        let (_, placed, _) = plan.placement.find_rank(0).ok_or(LaunchError::NoRanks)?;
-        let host = &placed.host;
+    fn rendezvous(&self, placed: &PlacedJob) -> Result<Rendezvous> {
+        let (_, first, _) = placed.placement.find_rank(0).ok_or(LaunchError::NoRanks)?;
+        let host = &first.host;
         let node = self.agents.hosts.iter().position(|h| h == host).unwrap_or(0);
-        let address = || match plan.placement.nodes.len() {
+        let address = || match placed.placement.nodes.len() {
             1 => Ok(rank_env::loopback()),
             _ => {
                 let candidates = [rank_env::candidate(host.clone())];
@@ -116,9 +116,9 @@ impl<'a> AgentTarget<'a> {
 
 impl LaunchTarget for AgentTarget<'_> {
     fn plan(&mut self, attempt: u32, nodes: &[usize]) -> Result<AttemptSpec> {
-        let plan = self.place(nodes)?;
-        let rendezvous = self.rendezvous(&plan)?;
-        AttemptSpec::new(self.config, plan, &rendezvous, self.run, attempt)
+        let placed = self.place(nodes)?;
+        let rendezvous = self.rendezvous(&placed)?;
+        AttemptSpec::new(self.config, placed, &rendezvous, self.run, attempt)
     }
 
     fn start(

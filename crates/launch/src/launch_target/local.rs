@@ -67,9 +67,9 @@ impl<'a> LocalTarget<'a> {
 
 impl LaunchTarget for LocalTarget<'_> {
     fn plan(&mut self, attempt: u32, _: &[usize]) -> Result<AttemptSpec> {
-        let plan = self.discovery.clone().plan(&self.config.source, &self.config.placement)?;
+        let placed = self.discovery.clone().plan(&self.config.source, &self.config.placement)?;
         // Only for rank 0 a free port is required, and it is reserved below.
-        let mut rendezvous = rank_env::planned_rendezvous(&self.config.rank_env, &plan, 1)?;
+        let mut rendezvous = rank_env::planned_rendezvous(&self.config.rank_env, &placed, 1)?;
         if self.config.rank_env.master_port.is_none() {
             self.port = None;
             let no_port = || LaunchError::NoPort { host: "this node".to_owned() };
@@ -78,30 +78,30 @@ impl LaunchTarget for LocalTarget<'_> {
             rendezvous.port_why = "free on this node when the job started".to_owned();
             self.port = Some(port);
         }
-        AttemptSpec::new(self.config, plan, &rendezvous, self.run, attempt)
+        AttemptSpec::new(self.config, placed, &rendezvous, self.run, attempt)
     }
 
     fn start(
         &mut self,
-        plan: &AttemptSpec,
+        attempt: &AttemptSpec,
         observer: &mut dyn JobObserver,
     ) -> Result<&mut dyn WorkerGroup> {
-        let mut specs: Vec<_> = plan.ranks.iter().map(|r| r.spec.clone()).collect();
+        let mut specs: Vec<_> = attempt.ranks.iter().map(|r| r.spec.clone()).collect();
         self.share_secret(&mut specs, observer)?;
         // Ranks of `regatta train` and `regatta bench` have no code caches.
         if self.config.workload.own_ranks().is_none() {
             let values = specs.iter_mut().flat_map(|s| s.env.iter_mut().map(|(_, value)| value));
-            if let Some(warning) = cache_dir::secure(&plan.cache_dir, values) {
+            if let Some(warning) = cache_dir::secure(&attempt.cache_dir, values) {
                 observer.on_status(&JobStatus::Note(&warning));
             }
         }
         let options = LocalOptions {
             logs: self.logs.clone(),
-            attempt: plan.number,
+            attempt: attempt.number,
             report_progress: self.config.hang_timeout.is_some(),
             notify: None,
         };
-        if plan.number == 0 {
+        if attempt.number == 0 {
             let note = cpu_binding::unavailable(specs.iter().map(|spec| &spec.binding));
             note.iter().for_each(|note| observer.on_status(&JobStatus::Note(note)));
         }

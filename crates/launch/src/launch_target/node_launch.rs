@@ -16,17 +16,17 @@ use crate::process::EnvSetting;
 /// The ranks of each node.
 pub(super) fn node_launches(
     config: &JobConfig,
-    plan: &AttemptSpec,
+    attempt: &AttemptSpec,
     agents: &ConnectedAgents,
 ) -> Result<Vec<(u32, NodeLaunch)>> {
-    let environment = plan.environment();
+    let environment = attempt.environment();
     let workload = &config.workload;
     let cwd = match workload.own_ranks() {
         Some(OwnRanks { dir: Some(dir), .. }) => dir.clone(),
         _ => std::env::current_dir().map_err(LaunchError::io("current directory"))?,
     };
     let rank_launch = |&rank: &u32| {
-        let spec = &plan.ranks[rank as usize].spec;
+        let spec = &attempt.ranks[rank as usize].spec;
         let own = environment.ranks.get(&rank).into_iter().flatten();
         RankLaunch {
             rank,
@@ -37,16 +37,16 @@ pub(super) fn node_launches(
     };
     let common: Vec<EnvSetting> = environment.common.iter().map(|&v| setting(v)).collect();
     // All ranks have the same.
-    let input = plan.ranks.first().and_then(|rank| rank.spec.input.as_deref());
+    let input = attempt.ranks.first().and_then(|rank| rank.spec.input.as_deref());
     let node_launch = |ranks: &[u32]| NodeLaunch {
-        attempt: plan.number,
+        attempt: attempt.number,
         command: workload.command().to_vec(),
         cwd: cwd.clone().into(),
         base_env: inherited_env(agents),
         env_remove_prefixes: removed_prefixes(agents.launcher),
         common_env: common.clone(),
-        files: plan.files.clone(),
-        cache_dir: plan.cache_dir.clone(),
+        files: attempt.files.clone(),
+        cache_dir: attempt.cache_dir.clone(),
         input: input.map(<[u8]>::to_vec),
         needs_secret: workload.needs_secret(),
         report_progress: config.hang_timeout.is_some(),
@@ -54,7 +54,7 @@ pub(super) fn node_launches(
     };
     let hosts = agents.hosts.iter().map(String::as_str);
     let index: HashMap<&str, u32> = hosts.zip(0..).collect();
-    let nodes = plan.job.placement.nodes.iter();
+    let nodes = attempt.job.placement.nodes.iter();
     let launch = |n: &PlacedNode| Some((*index.get(n.host.as_str())?, node_launch(&n.ranks)));
     Ok(nodes.filter_map(launch).collect())
 }

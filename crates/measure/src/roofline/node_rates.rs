@@ -9,7 +9,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use regatta_comm::gpu_runtime::Vendor;
-use regatta_model::RooflineKind;
 use regatta_model::bench::{Rate, RateTest};
 
 use super::gemm::{GpuGemm, SquareGemm};
@@ -95,23 +94,19 @@ fn gpu(vendor: Vendor, index: u32) -> GpuResult<Vec<Rate>> {
     let device = RooflineGpu::open(vendor, index)?;
     let gpu_sizes = vec![GPU_COPY_BYTES];
     let settings = RooflineSettings { gpu_sizes, timing, ..copy::settings() };
-    copy::measure_gpu(&device, &mut cases, &settings)?;
+    let mut tests = copy::measure_gpu(&device, &mut cases, &settings)?;
     let gpu_sizes = vec![GPU_GEMM_ROWS];
     let settings = RooflineSettings { gpu_sizes, timing, ..gemm::settings() };
     GpuGemm::open(device)?.measure(&mut cases, &settings, &[GemmType::Bf16])?;
-    Ok(cases.into_rows().iter().filter_map(|row| gpu_rate(row, index)).collect())
-}
-
-fn gpu_rate(row: &RooflineRow, index: u32) -> Option<Rate> {
-    let test = match (row.kind, row.case.as_str()) {
-        (RooflineKind::Gemm, _) => RateTest::Gemm,
-        (_, case) if case.starts_with("host to device") => RateTest::HostToDevice,
-        (_, case) if case.starts_with("device to host") => RateTest::DeviceToHost,
-        (_, case) if case.starts_with("device to device") => RateTest::Copy,
-        _ => return None,
-    };
+    tests.push(RateTest::Gemm);
     // Rows are in units of 1e9.
-    Some(Rate { test, gpu: Some(index), best: row.best * 1e9, sustained: row.median * 1e9 })
+    let rate = |(test, row): (RateTest, RooflineRow)| Rate {
+        test,
+        gpu: Some(index),
+        best: row.best * 1e9,
+        sustained: row.median * 1e9,
+    };
+    Ok(tests.into_iter().zip(cases.into_rows()).map(rate).collect())
 }
 
 #[cfg(test)]

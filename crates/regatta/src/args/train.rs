@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use regatta_train::config::{self, ConfigError};
+use regatta_train::config::{self, ConfigError, KeyHint};
 
 use crate::options::{NcclPluginArgs, RankCountArgs};
 
@@ -105,11 +105,10 @@ pub fn key_as_option(words: &[String], option: &str) -> Option<String> {
     let value = inline.or(next).unwrap_or("VALUE");
     let pair = format!("{}={value}", name.replace('-', "_"));
     let hint = match config::load(&[&pair]) {
-        // Without a similar key, the hint is to list all.
-        Err(ConfigError::UnknownKey { hint, .. }) if hint.contains("--keys") => return None,
-        Err(ConfigError::UnknownKey { hint, .. }) => match hint.strip_prefix("use ") {
-            Some(key) => format!("use {key}={value}"),
-            None => hint,
+        Err(ConfigError::UnknownKey { hint, .. }) => match hint {
+            KeyHint::AnyKey => return None,
+            KeyHint::Use(key) => format!("use {key}={value}"),
+            hint => hint.to_string(),
         },
         _ => format!("use {pair}"),
     };

@@ -9,7 +9,7 @@ use regatta_launch::agents::bootstrap_document::BootstrapDocument;
 use regatta_launch::agents::node;
 
 use crate::cli::AgentArgs;
-use crate::commands::launch::profile;
+use crate::commands::launcher::profile;
 use crate::{output, plugins};
 
 /// Maximum size of a boot document, in bytes.

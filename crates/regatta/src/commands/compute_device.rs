@@ -154,7 +154,7 @@ impl ComputeDevice {
                 // The shape of the run, because cuDNN's plan for it is used again.
                 let tp = config.parallel.tp.max(1);
                 let attention = AttentionShape {
-                    batch: config.validate(ranks).map_or(1, |plan| plan.micro_batch),
+                    batch: config.validate(ranks).map_or(1, |layout| layout.micro_batch),
                     seq_len: shape.seq_len / config.parallel.cp.max(1),
                     heads: shape.num_heads / tp,
                     kv_heads: shape.num_kv_heads / tp,

@@ -35,44 +35,44 @@ pub fn stop_script() {
 
 /// Runs the command.
 pub fn run(args: &EnvArgs) -> Result<()> {
-    let plan = PlacedJob::new(&args.source.source(), &args.job.request())?;
+    let placed = PlacedJob::new(&args.source.source(), &args.job.request())?;
     let options = args.rank_env.options();
-    let this_rank = plan.allocation.this_rank.map(|me| me.rank);
+    let this_rank = placed.allocation.this_rank.map(|me| me.rank);
     if this_rank.is_none() && args.rank.is_none() {
-        check_rank_variables(|name| rank_env::foreign_value(&plan, name)?.parse().ok())?;
+        check_rank_variables(|name| rank_env::foreign_value(&placed, name)?.parse().ok())?;
     }
     let rank = args.rank.or(this_rank).unwrap_or(0);
-    let rendezvous = rank_env::rendezvous(&options, &plan, rank)?;
+    let rendezvous = rank_env::rendezvous(&options, &placed, rank)?;
     let mut notes = Vec::new();
-    let mut lines = match args.rank.is_none() && this_rank.is_none() && is_job_script(&plan) {
+    let mut lines = match args.rank.is_none() && this_rank.is_none() && is_job_script(&placed) {
         true => {
             output::note(NOT_A_RANK);
-            rank_env::job_env(&plan, &options, &rendezvous, &mut notes)?
+            rank_env::job_env(&placed, &options, &rendezvous, &mut notes)?
         }
-        false => rank_env::rank_env(&plan, &options, &rendezvous, rank, &mut notes)?,
+        false => rank_env::rank_env(&placed, &options, &rendezvous, rank, &mut notes)?,
     };
     if args.rank.is_none() {
-        rank_env::check_identity(&plan, &lines)?;
+        rank_env::check_identity(&placed, &lines)?;
     }
-    notes.extend(rank_env::secure_cache_dir(&plan, rank, &mut lines));
-    notes.extend(rank_env::notes_of_unset_names(&plan, &options, &rendezvous)?);
+    notes.extend(rank_env::secure_cache_dir(&placed, rank, &mut lines));
+    notes.extend(rank_env::notes_of_unset_names(&placed, &options, &rendezvous)?);
     notes.iter().for_each(|note| output::note(note));
     let to_text = || script(&lines, std::io::stdout().is_terminal());
     output::print_report(args.json, || output::json_lines(&lines), to_text)?;
     if this_rank.is_none() {
-        let note = rank_env::note_of_single_node(&plan, &options);
+        let note = rank_env::note_of_single_node(&placed, &options);
         note.iter().for_each(|note| output::note(note));
     }
     let relevant = ["gpu-cgroup", HIDDEN_GPUS, STAND_IN];
     let affects_ranks = |w: &&Warning| relevant.contains(&w.code.as_str());
-    plan.placement.warnings.iter().filter(affects_ranks).for_each(output::warn);
+    placed.placement.warnings.iter().filter(affects_ranks).for_each(output::warn);
     Ok(())
 }
 
 /// Whether this process is a job's script, which starts the ranks but is none of them. The only rank
 /// of a job may be the script itself.
-fn is_job_script(plan: &PlacedJob) -> bool {
-    plan.allocation.scheduler != Scheduler::None && plan.placement.ranks > 1
+fn is_job_script(placed: &PlacedJob) -> bool {
+    placed.allocation.scheduler != Scheduler::None && placed.placement.ranks > 1
 }
 
 /// Checks that the ranks and sizes of the environment do not contradict each other. A launcher's own

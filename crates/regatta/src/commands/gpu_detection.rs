@@ -4,7 +4,7 @@ use anyhow::Result;
 use regatta_comm::gather::all_gather;
 use regatta_comm::nccl::Vendor;
 use regatta_comm::{Collectives, Comm, ReduceOp};
-use regatta_kernels_cuda::{count_devices, device_count, has_driver_library};
+use regatta_kernels_cuda::{CountDevicesError, count_devices, device_count, has_driver_library};
 
 /// Variables with which a user hides GPUs from a process.
 const VISIBLE_DEVICES: [&str; 3] =
@@ -31,12 +31,12 @@ pub fn sees_no_gpu(alternative: &str) -> String {
     format!("{}, or {alternative}", no_gpu_text(vendor, cause))
 }
 
-fn no_gpu_text(vendor: Vendor, cause: Option<String>) -> String {
+fn no_gpu_text(vendor: Vendor, cause: Option<CountDevicesError>) -> String {
     let (name, check) = match vendor {
         Vendor::Amd => ("AMD", "rocm-smi, ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES"),
         Vendor::Nvidia => ("NVIDIA", "nvidia-smi and CUDA_VISIBLE_DEVICES"),
     };
-    let cause = cause.map(|cause| format!(" ({cause})")).unwrap_or_default();
+    let cause = cause.map(|cause| format!(" ({})", cause.why)).unwrap_or_default();
     format!("sees no {name} GPU{cause}: check {check}")
 }
 
@@ -47,7 +47,7 @@ struct VendorFacts {
     has_kernel_driver: bool,
     has_driver_library: bool,
     /// The visible GPUs, or why they cannot be counted.
-    count: Result<u32, String>,
+    count: Result<u32, CountDevicesError>,
 }
 
 impl VendorFacts {
@@ -71,13 +71,7 @@ impl VendorFacts {
 
     /// Whether the runtime works and says that there is no GPU.
     fn finds_none(&self) -> bool {
-        match &self.count {
-            Ok(count) => *count == 0,
-            // cudaErrorNoDevice and hipErrorNoDevice.
-            Err(cause) => {
-                cause.contains("no CUDA-capable device") || cause.contains("no ROCm-capable")
-            }
-        }
+        matches!(self.count, Ok(0) | Err(CountDevicesError { finds_none: true, .. }))
     }
 }
 
@@ -146,8 +140,7 @@ mod tests {
         );
     }
 
-    fn facts(kernel: bool, library: bool, count: Result<u32, &str>) -> Option<String> {
-        let count = count.map_err(str::to_owned);
+    fn facts(kernel: bool, library: bool, count: Result<u32, CountDevicesError>) -> Option<String> {
         let [has_kernel_driver, has_driver_library] = [kernel, library];
         VendorFacts { vendor: Vendor::Nvidia, has_kernel_driver, has_driver_library, count }
             .unusable()
@@ -155,11 +148,12 @@ mod tests {
 
     #[test]
     fn only_gpus_that_cannot_be_used_are_reported() {
-        let missing = "libcudart.so.13: cannot open shared object file";
-        let none = "no CUDA-capable device is detected";
+        let error = |finds_none, why: &str| CountDevicesError { finds_none, why: why.to_owned() };
+        let missing = error(false, "libcudart.so.13: cannot open shared object file");
+        let none = error(true, "no CUDA-capable device is detected");
         // No GPU at all, with and without an installed driver or toolkit.
-        assert_eq!(facts(false, false, Err(missing)), None);
-        assert_eq!(facts(false, true, Err(none)), None);
+        assert_eq!(facts(false, false, Err(missing.clone())), None);
+        assert_eq!(facts(false, true, Err(none.clone())), None);
         assert_eq!(facts(false, true, Ok(0)), None);
         // A GPU that works.
         assert_eq!(facts(true, true, Ok(1)), None);
@@ -169,6 +163,6 @@ mod tests {
         for unusable in [facts(true, false, Ok(0)), facts(true, true, Err(none))] {
             assert!(unusable.is_some());
         }
-        assert!(facts(false, true, Err("driver version is insufficient")).is_some());
+        assert!(facts(false, true, Err(error(false, "driver version is insufficient"))).is_some());
     }
 }

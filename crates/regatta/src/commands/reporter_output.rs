@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::launch::QueuedStreams;
+use super::launcher::QueuedStreams;
 use crate::cli::WARNING;
 use crate::output;
 

@@ -1,7 +1,6 @@
 //! Commands that launch their own ranks: `regatta launch` runs this program again as each rank.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use regatta_launch::channel;
@@ -9,8 +8,8 @@ use regatta_launch::config::{JobConfig, OwnRanks, Workload};
 use regatta_launch::secret_file;
 use regatta_model::units::pluralize;
 
-use super::launch::LaunchOptions;
-use super::rank_worker::{self, RankRequest, RankTask};
+use super::launcher::LaunchOptions;
+use super::rank_request::{self, RankRequest, RankTask};
 use crate::cli::LaunchArgs;
 use crate::options::{NcclPluginArgs, RankCountArgs};
 use crate::output;
@@ -43,25 +42,29 @@ pub fn is_rank(command: &str) -> Result<bool> {
 }
 
 impl LaunchRequest<'_> {
-    /// The options of `regatta launch` for these ranks, completed by the user's. The request and the run
-    /// folder are still to be set.
+    /// The options of `regatta launch` for these ranks, completed by the user's. The ranks repeat the command
+    /// line of this process; the request and the run folder are still to be set.
     pub fn options(self) -> Result<LaunchOptions> {
-        let mut args = LaunchArgs::of_option(self.user_options)?;
+        let mut options = LaunchArgs::of_option(self.user_options)?.into_options()?;
         let RankCountArgs { ranks, ranks_per_node, nodes, hostfile } = self.counts;
         let NcclPluginArgs { profile, tuner, net_plugin } = self.plugins;
-        merge("--nodes", &mut args.source.nodes, nodes)?;
-        merge("--hostfile", &mut args.source.hostfile, hostfile)?;
-        merge("--ranks", &mut args.job.ranks, ranks)?;
-        merge("--ranks-per-node", &mut args.job.ranks_per_node, ranks_per_node)?;
-        merge("--run-dir", &mut args.run_dir, Some(PathBuf::new()))?;
-        merge("--profile", &mut args.plugins.profile, profile)?;
-        merge("--tuner", &mut args.plugins.tuner, tuner)?;
-        merge("--net-plugin", &mut args.plugins.net_plugin, net_plugin)?;
-        args.job.no_gpus |= !self.gpus;
+        let JobConfig { source, placement, run_dir, .. } = &mut options.job;
+        merge("--nodes", &mut source.nodes, nodes)?;
+        merge("--hostfile", &mut source.hostfile, hostfile)?;
+        let job = &mut placement.job;
+        merge("--ranks", &mut job.ranks, ranks)?;
+        merge("--ranks-per-node", &mut job.ranks_per_node, ranks_per_node)?;
+        check_unset("--run-dir", run_dir)?;
+        let plugins = &mut options.parts.plugins;
+        merge("--profile", &mut plugins.profile, profile)?;
+        merge("--tuner", &mut plugins.tuner, tuner)?;
+        merge("--net-plugin", &mut plugins.net_plugin, net_plugin)?;
+        job.use_gpus &= self.gpus;
         // An explicit rank count may exceed the cores.
-        args.job.oversubscribe = true;
-        args.command = [program()?].into_iter().chain(std::env::args_os().skip(1)).collect();
-        args.into_options()
+        job.oversubscribe = true;
+        let command = [program()?].into_iter().chain(std::env::args_os().skip(1));
+        options.job.workload = Workload::Command(command.collect());
+        Ok(options)
     }
 }
 
@@ -72,7 +75,7 @@ pub fn set_request(config: &mut JobConfig, discovery: &Discovery, task: RankTask
         return Ok(());
     }
     let machine = (!discovery.needs_agents()).then(|| discovery.machines[0].clone());
-    let user_command = rank_worker::command_line();
+    let user_command = rank_request::command_line();
     // Those of `doctor` test the nodes and need nothing of them.
     let tests_nodes = matches!(task, RankTask::Doctor(_));
     let saves_on_signal = matches!(&task, RankTask::Train(task) if !task.smoke);
@@ -94,10 +97,18 @@ fn program() -> Result<OsString> {
 
 /// Sets an option that the user must not give again in `--launch`.
 fn merge<T>(name: &str, option: &mut Option<T>, value: Option<T>) -> Result<()> {
-    if option.is_some() && value.is_some() {
+    if value.is_some() {
+        check_unset(name, option)?;
+        *option = value;
+    }
+    Ok(())
+}
+
+/// Fails if the user has set an option in `--launch` that the command sets.
+fn check_unset<T>(name: &str, option: &Option<T>) -> Result<()> {
+    if option.is_some() {
         bail!("--launch: {name} is already set by this command");
     }
-    *option = option.take().or(value);
     Ok(())
 }
 
@@ -148,10 +159,12 @@ mod tests {
             LaunchRequest { counts, user_options, ..LaunchRequest::default() }
         };
         let args = request(Some("--grace 1 --hostfile 'a b'")).options().unwrap();
-        let JobConfig { source, placement, grace, .. } = args.job;
+        let JobConfig { source, placement, grace, run_dir, workload, .. } = args.job;
         assert_eq!((source.nodes, grace), (Some(2), Some(Duration::from_secs(1))));
         assert_eq!(source.hostfile.as_deref(), Some("a b".as_ref()));
-        assert!(!placement.job.use_gpus && placement.job.oversubscribe);
+        assert!(!placement.job.use_gpus && placement.job.oversubscribe && run_dir.is_none());
+        let Workload::Command(command) = workload else { panic!("a request") };
+        assert_eq!(command[1..], std::env::args_os().skip(1).collect::<Vec<_>>());
         for twice in ["-N 2", "--run-dir other"] {
             let error = request(Some(twice)).options().unwrap_err().to_string();
             assert!(error.contains("already set"), "{error}");

@@ -23,6 +23,23 @@ impl fmt::Display for SourceLocation {
     }
 }
 
+/// What to write instead of an unknown key.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyHint {
+    /// This key: the other one is its name elsewhere.
+    #[error("use {0}")]
+    Use(String),
+    /// This key, perhaps: its name is similar.
+    #[error("did you mean {0}?")]
+    Similar(String),
+    /// Something else, in words.
+    #[error("{0}")]
+    Text(String),
+    /// One of all keys: none is similar.
+    #[error("`regatta train --keys` lists all keys")]
+    AnyKey,
+}
+
 /// A result about configurations.
 pub type Result<T, E = ConfigError> = std::result::Result<T, E>;
 
@@ -32,7 +49,7 @@ pub type Result<T, E = ConfigError> = std::result::Result<T, E>;
 pub enum ConfigError {
     /// The key does not exist.
     #[error("{location}: unknown key {key}: {hint}")]
-    UnknownKey { location: SourceLocation, key: String, hint: String },
+    UnknownKey { location: SourceLocation, key: String, hint: KeyHint },
     /// A short form that matches keys of several sections.
     #[error("{location}: {key} is ambiguous: use {candidates}")]
     AmbiguousKey { location: SourceLocation, key: String, candidates: String },

@@ -1,6 +1,6 @@
 //! Key names of other trainers and of earlier versions. They are refused with the key to use instead.
 
-use super::{KEYS, Key};
+use super::{KEYS, Key, KeyHint};
 
 /// `(key, names)`. A name matches the full key or its last component.
 const ALIASES: &[(&str, &str)] = &[
@@ -69,20 +69,19 @@ const ALIASES: &[(&str, &str)] = &[
 ];
 
 /// What to use instead of `name`, if it is known from elsewhere or misspelled with dashes or capitals.
-pub(super) fn hint_for(name: &str) -> Option<String> {
+pub(super) fn hint_for(name: &str) -> Option<KeyHint> {
     let name = name.trim_start_matches("--").replace('-', "_").to_lowercase();
     let last = name.rsplit('.').next().unwrap_or(&name);
     if last == "gradient_accumulation_steps" {
         let inverse = "accumulation steps = sequences per replica / micro_batch";
-        return Some(format!("set train.micro_batch instead ({inverse})"));
+        return Some(KeyHint::Text(format!("set train.micro_batch instead ({inverse})")));
     }
     let by_name = |full: &str| KEYS.iter().map(Key::full_name).find(|name| name == full);
     let by_alias = |alias: &str| {
         let is_one = |names: &str| names.split(' ').any(|name| name == alias);
         ALIASES.iter().find(|(_, names)| is_one(names)).and_then(|(full, _)| by_name(full))
     };
-    let key = by_name(&name).or_else(|| by_alias(&name)).or_else(|| by_alias(last))?;
-    Some(format!("use {key}"))
+    by_name(&name).or_else(|| by_alias(&name)).or_else(|| by_alias(last)).map(KeyHint::Use)
 }
 
 #[cfg(test)]
@@ -131,7 +130,7 @@ mod tests {
             ),
         ];
         for (name, hint) in cases {
-            assert_eq!(hint_for(name).as_deref(), Some(hint), "{name}");
+            assert_eq!(hint_for(name).unwrap().to_string(), hint, "{name}");
         }
         assert!(hint_for("nonsense").is_none());
     }

@@ -20,7 +20,7 @@ mod validate;
 mod value;
 
 pub use base::{Base, MAX_CONFIG_BYTES, load, resolve};
-pub use error::{ConfigError, Result, SourceLocation};
+pub use error::{ConfigError, KeyHint, Result, SourceLocation};
 pub use explain::{explain, implied_ranks};
 pub use presets::{CHAR_VOCAB_SIZE, PRESETS, Preset};
 pub use render::{keys_markdown, keys_text, presets_markdown};

@@ -10,7 +10,7 @@ use super::error::first_line;
 use super::presets::CHAR_VOCAB_SIZE;
 use super::value::{Quoting, RawValue, quoted};
 use super::{
-    Config, ConfigError, KEYS, Key, Preset, Result, SourceLocation, foreign_keys, presets,
+    Config, ConfigError, KEYS, Key, KeyHint, Preset, Result, SourceLocation, foreign_keys, presets,
 };
 
 /// Top-level key of a file: the preset it is based on.
@@ -120,6 +120,7 @@ impl Resolved {
             if BASE_WORDS.contains(&key.trim()) {
                 let hint =
                     format!("a preset or file is the first argument: `regatta train {text}`");
+                let hint = KeyHint::Text(hint);
                 let (location, key) = (location.clone(), key.to_owned());
                 return Err(ConfigError::UnknownKey { location, key, hint });
             }
@@ -274,7 +275,7 @@ fn not_key_value(arg: &str) -> ConfigError {
         None if presets::find(arg).is_ok() || arg.ends_with(".toml") => {
             "only one preset or file can be given, as the first argument".to_owned()
         }
-        None => "`regatta train --keys` lists all keys".to_owned(),
+        None => KeyHint::AnyKey.to_string(),
     };
     ConfigError::NotKeyValue { arg: arg.to_owned(), hint }
 }
@@ -282,8 +283,8 @@ fn not_key_value(arg: &str) -> ConfigError {
 fn unknown(key: &str, location: &SourceLocation) -> ConfigError {
     let hint = match (foreign_keys::hint_for(key), similar_key(key)) {
         (Some(hint), _) => hint,
-        (None, Some(similar)) => format!("did you mean {similar}?"),
-        (None, None) => "`regatta train --keys` lists all keys".to_owned(),
+        (None, Some(similar)) => KeyHint::Similar(similar),
+        (None, None) => KeyHint::AnyKey,
     };
     ConfigError::UnknownKey { location: location.clone(), key: key.to_owned(), hint }
 }

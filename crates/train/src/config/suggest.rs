@@ -87,14 +87,14 @@ impl Change {
         Self { set: vec![(key, number.to_string())], ranks }
     }
 
-    /// The plan after the change, if the configuration then fits.
-    fn plan(&self, config: &Config) -> Option<ParallelLayout> {
+    /// The layout after the change, if the configuration then fits.
+    fn layout(&self, config: &Config) -> Option<ParallelLayout> {
         let mut config = config.clone();
         for (name, text) in &self.set {
             let key = KEYS.iter().find(|key| key.full_name() == *name)?;
             (key.set)(&mut config, &RawValue { text, quoting: Quoting::Unknown }).then_some(())?;
         }
-        config.plan(self.ranks).ok()
+        config.layout(self.ranks).ok()
     }
 
     /// The new value of its only key.
@@ -106,7 +106,7 @@ impl Change {
 impl Suggestion {
     /// The nearest changes that were tried and fit, in ascending order.
     pub fn changes(&self, config: &Config, ranks: usize) -> Vec<Change> {
-        let fits = |change: &Change| change.plan(config).is_some();
+        let fits = |change: &Change| change.layout(config).is_some();
         let nearest = |candidates: Candidates, change: &dyn Fn(usize) -> Change| {
             let sides = candidates.around().map(|side| side.into_iter().map(change).find(fits));
             sides.into_iter().flatten().collect()

@@ -1,4 +1,4 @@
-//! Validates a configuration for a number of ranks and derives shape, plan and schedule from it.
+//! Validates a configuration for a number of ranks and derives shape, layout and schedule from it.
 //! Inconsistencies are refused with values that fit. No I/O.
 
 use super::suggest::{Candidates, Infeasible, Suggestion};
@@ -53,12 +53,12 @@ impl Config {
         }
     }
 
-    /// The parallel plan for a number of ranks.
+    /// The parallel layout for a number of ranks.
     pub fn validate(&self, ranks: usize) -> Result<ParallelLayout> {
-        self.plan(ranks).map_err(|error| ConfigError::Inconsistent(error.message(self, ranks)))
+        self.layout(ranks).map_err(|error| ConfigError::Inconsistent(error.message(self, ranks)))
     }
 
-    /// The parallel plan and the model shape once the vocabulary size is known, which limits tp.
+    /// The parallel layout and the model shape once the vocabulary size is known, which limits tp.
     pub fn validate_with_vocab(
         &self,
         ranks: usize,
@@ -71,7 +71,7 @@ impl Config {
     }
 
     /// As [`Config::validate`], but without evaluating suggestions.
-    pub(super) fn plan(&self, ranks: usize) -> Result<ParallelLayout, Infeasible> {
+    pub(super) fn layout(&self, ranks: usize) -> Result<ParallelLayout, Infeasible> {
         self.check_lr_schedule()?;
         let mesh = self.mesh(ranks)?;
         let replica_batch = self.replica_batch(&mesh)?;

@@ -1,5 +1,7 @@
 //! Copies between host and GPU, and on the GPU.
 
+use regatta_model::bench::RateTest;
+
 use super::super::gpu::{GpuBuffer, GpuError, GpuResult, RooflineGpu};
 use super::super::timing::time;
 use super::super::{Cases, RooflineRow, RooflineSettings};
@@ -8,22 +10,23 @@ use super::{COUNTED_ONCE, case_name, row};
 /// Host to device, device to host, device to device.
 pub(super) const CASES: usize = 3;
 
-/// Measures copies of all sizes.
+/// Measures copies of all sizes. Returns what each row is a test of.
 pub fn measure(
     device: &RooflineGpu,
     cases: &mut Cases<'_>,
     settings: &RooflineSettings,
-) -> GpuResult {
+) -> GpuResult<Vec<RateTest>> {
     let pinned = |bytes| device.alloc_pinned(bytes);
     let on_device = |bytes| device.alloc(bytes);
     type Alloc<'a> = &'a dyn Fn(usize) -> GpuResult<GpuBuffer>;
-    let directions: [(&str, Alloc<'_>, Alloc<'_>); CASES] = [
-        ("host to device", &pinned, &on_device),
-        ("device to host", &on_device, &pinned),
-        ("device to device", &on_device, &on_device),
+    let directions: [(&str, RateTest, Alloc<'_>, Alloc<'_>); CASES] = [
+        ("host to device", RateTest::HostToDevice, &pinned, &on_device),
+        ("device to host", RateTest::DeviceToHost, &on_device, &pinned),
+        ("device to device", RateTest::Copy, &on_device, &on_device),
     ];
+    let mut tests = Vec::new();
     for &bytes in &settings.gpu_sizes {
-        for (direction, from, to) in &directions {
+        for (direction, test, from, to) in &directions {
             let what = case_name(direction, bytes);
             cases.case(&what, || {
                 let (from, to) = (from(bytes)?, to(bytes)?);
@@ -37,9 +40,10 @@ pub fn measure(
                     ..row(&timed, what.clone(), bytes)
                 })
             })?;
+            tests.push(*test);
         }
     }
-    Ok(())
+    Ok(tests)
 }
 
 #[cfg(test)]
@@ -56,7 +60,8 @@ mod tests {
         let timing = TimingOptions::minimal();
         let settings =
             RooflineSettings { gpu_sizes: vec![4096], timing, ..super::super::settings() };
-        measure(&device, &mut cases, &settings).unwrap();
+        let tests = measure(&device, &mut cases, &settings).unwrap();
+        assert_eq!(tests, [RateTest::HostToDevice, RateTest::DeviceToHost, RateTest::Copy]);
         let rows = cases.into_rows();
         let names: Vec<&str> = rows.iter().map(|row| row.case.as_str()).collect();
         let directions = ["host to device 4 KiB", "device to host 4 KiB", "device to device 4 KiB"];

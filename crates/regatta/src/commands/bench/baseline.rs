@@ -1,7 +1,6 @@
 //! Checks a run against a baseline result (`--baseline`).
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
 use regatta_measure::baseline::{self, Tolerance};
@@ -35,14 +34,14 @@ impl BaselineGate {
         Ok(Some(Self { baseline, file: file.clone(), tolerance: args.tolerance }))
     }
 
-    /// Prints whether a result passes, and returns the exit code.
-    pub fn check(&self, result: &BenchResult) -> Result<ExitCode> {
+    /// Prints whether a result passes, and returns it.
+    pub fn check(&self, result: &BenchResult) -> bool {
         let report = baseline::check(result, &self.baseline, self.tolerance);
         let (count, file) = (units::pluralize(report.checks.len(), "value"), self.file.display());
         if report.passed() {
             let within = format!("{count} within {}", self.tolerance);
             output::eprint(&format!("{GOOD}no regression against {file}{GOOD:#}: {within}\n"));
-            return Ok(ExitCode::SUCCESS);
+            return true;
         }
         let failures = report.failures();
         let mut text = match failures.len() {
@@ -53,6 +52,6 @@ impl BaselineGate {
         };
         failures.iter().for_each(|failure| text.push_str(&format!("  {failure}\n")));
         output::eprint(&text);
-        Ok(ExitCode::FAILURE)
+        false
     }
 }

@@ -1,15 +1,12 @@
 //! One case of a sweep, scan or tuning run: a job with its own ranks, variables and run folder.
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
-use anyhow::Result;
 use regatta_launch::process::EnvSetting;
 use regatta_measure::request::BenchRequest;
 use regatta_measure::write::TableLayout;
-use regatta_model::result::RunResult;
-use regatta_model::run_folder::{BENCH_LOCK, BENCH_RESULT, RESULT};
-use regatta_model::{BenchResult, document};
+use regatta_model::BenchResult;
+use regatta_model::run_folder::{BENCH_LOCK, BENCH_RESULT};
 use regatta_train::lock_file::{LockResult, lock_file};
 
 use super::files;
@@ -40,34 +37,15 @@ impl BenchCase {
 
     /// Runs it, and reports why it cannot be launched; returns its exit status.
     pub fn run(&self, request: &BenchRequest, format: OutputFormat, layout: TableLayout) -> u8 {
-        match self.try_run(request, format, layout) {
-            Ok(code) if code == ExitCode::SUCCESS => 0,
-            Ok(_) => self.exit_code().max(1),
-            Err(error) => {
-                output::error(&output::one_line(&error));
-                1
-            }
-        }
-    }
-
-    fn try_run(
-        &self,
-        request: &BenchRequest,
-        format: OutputFormat,
-        layout: TableLayout,
-    ) -> Result<ExitCode> {
         let mut launch = self.launch.clone();
         launch.options.job.rank_env.set = self.environment.clone();
         let request = BenchRequest { label: Some(self.label.clone()), ..request.clone() };
-        let output = ReporterOutput::queued();
-        let reporter = Reporter::of_case(format, layout, Some(self.out()), output);
-        launch.run(&request, &self.folder, reporter)
-    }
-
-    /// The exit code of the job in its run folder.
-    fn exit_code(&self) -> u8 {
-        let text = std::fs::read_to_string(self.folder.join(RESULT)).unwrap_or_default();
-        document::from_json::<RunResult>(&text).map_or(1, |result| result.exit_code)
+        let printer = ReporterOutput::queued();
+        let reporter = Reporter::of_case(format, layout, Some(self.out()), printer);
+        launch.run(&request, &self.folder, reporter).unwrap_or_else(|error| {
+            output::error(&output::one_line(&error));
+            1
+        })
     }
 }
 

@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use regatta_measure::request::BenchRequest;
 
-use super::rank_worker::RankContext;
+use super::rank_request::RankContext;
 use super::self_launch::is_rank;
 use crate::args::bench::{BenchArgs, BenchCommand};
 

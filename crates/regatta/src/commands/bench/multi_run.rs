@@ -19,7 +19,7 @@ use super::reporter::{OutputFormat, table_layout};
 use super::{files, plot, tune_nccl};
 use crate::args::bench::{BACKENDS, CollectiveArgs};
 use crate::cli::HEADING;
-use crate::commands::launch::{new_run_id, run_dir_or_new};
+use crate::commands::launcher::{new_run_id, run_dir_or_new};
 use crate::output;
 
 /// Runs all cases and prints the summary.

@@ -11,7 +11,7 @@ use regatta_measure::rank::BenchError;
 use regatta_measure::request::Backend;
 
 use crate::args::bench::BenchRankArgs;
-use crate::commands::launch::nccl_plugins::{NET_VARIABLE, absolute_path, resolve};
+use crate::commands::launcher::nccl_plugins::{NET_VARIABLE, absolute_path, resolve};
 use crate::commands::plugin::library_facts;
 use crate::options::NetPlugin;
 

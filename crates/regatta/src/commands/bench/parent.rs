@@ -14,9 +14,9 @@ use super::net_plugin;
 use super::options::BenchOptions;
 use super::reporter::Reporter;
 use crate::args::bench::BenchRankArgs;
-use crate::commands::launch::{self, LaunchOptions, RankReporter, new_run_id, run_dir_or_new};
+use crate::commands::launcher::{self, LaunchOptions, RankReporter, new_run_id, run_dir_or_new};
 use crate::commands::rank_events::RankEvents;
-use crate::commands::rank_worker::RankTask;
+use crate::commands::rank_request::RankTask;
 use crate::commands::reporter_output::ReporterOutput;
 use crate::commands::self_launch::{
     LaunchRequest, has_rank_count, local_rank_count, note_oversubscription, set_request,
@@ -29,7 +29,7 @@ pub fn run(options: &BenchOptions<'_>) -> Result<ExitCode> {
     let launch = BenchLaunch::new(options.ranks)?;
     let out = options.output.out.clone().unwrap_or_else(|| folder.join(BENCH_RESULT));
     let reporter = Reporter::new(options, Some(out), ReporterOutput::queued())?;
-    launch.run(&options.request, &folder, reporter)
+    launch.run(&options.request, &folder, reporter).map(ExitCode::from)
 }
 
 /// The ranks of a benchmark, to be launched once or, by a sweep, several times.
@@ -50,13 +50,13 @@ impl BenchLaunch {
         Ok(Self { options, discovery })
     }
 
-    /// Runs a benchmark with this run folder.
+    /// Runs a benchmark with this run folder. Returns the exit code.
     pub fn run(
         mut self,
         request: &BenchRequest,
         folder: &Path,
         mut reporter: Reporter,
-    ) -> Result<ExitCode> {
+    ) -> Result<u8> {
         let job = &mut self.options.job;
         if let Some(ranks) = job.placement.job.ranks {
             request.workload.check_ranks(ranks)?;
@@ -66,9 +66,9 @@ impl BenchLaunch {
         set_request(job, &self.discovery, RankTask::Bench(Box::new(request.clone())))?;
         let events = &mut RankEvents(&mut reporter);
         let events = RankReporter { observer: events, names_run_dir: false };
-        let code = launch::launch(&self.options, self.discovery, Some(events), Vec::new())?;
-        let exit_code = reporter.finish()?;
-        Ok(if code == ExitCode::SUCCESS { exit_code } else { code })
+        let code = launcher::launch(&self.options, self.discovery, Some(events), Vec::new())?;
+        let is_good = reporter.finish()?;
+        Ok(code.max((!is_good).into()))
     }
 
     /// The backend, if it is known before the launch that the ranks do not read variables of NCCL: if

@@ -4,7 +4,7 @@ use regatta_draw::bar;
 use regatta_measure::collectives::BenchProgress;
 use regatta_model::units::format_duration;
 
-use crate::commands::launch::QueuedOutput;
+use crate::commands::launcher::QueuedOutput;
 use crate::output::{self, Stream};
 
 /// Width of the bar in characters.

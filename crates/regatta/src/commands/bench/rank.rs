@@ -16,7 +16,7 @@ use regatta_model::run_folder::{self, bench_result_name};
 use super::options::BenchOptions;
 use super::reporter::Reporter;
 use crate::commands::rank_events::EventSink;
-use crate::commands::rank_worker::{RankContext, note_unrecorded};
+use crate::commands::rank_request::{RankContext, note_unrecorded};
 use crate::commands::reporter_output::ReporterOutput;
 
 use crate::system;
@@ -57,7 +57,8 @@ pub fn run(
         reporter.flush();
     }
     measured?;
-    sink.finish()?.map_or(Ok(ExitCode::SUCCESS), |mut reporter| reporter.finish())
+    let is_good = sink.finish()?.map_or(Ok(true), |mut reporter| reporter.finish())?;
+    Ok(u8::from(!is_good).into())
 }
 
 /// This machine; `None` if it cannot be inspected, which must not fail the benchmark.

@@ -1,7 +1,6 @@
 //! Consumes the events of a run: prints the table, saves the result, checks the baseline.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -232,25 +231,25 @@ impl Reporter {
         self.file.flush(&self.result);
     }
 
-    /// Prints and plots the result, and returns the exit code.
-    pub fn finish(&mut self) -> Result<ExitCode> {
+    /// Prints and plots the result. Returns whether there is one, without faults or regressions.
+    pub fn finish(&mut self) -> Result<bool> {
         self.printer.on_launch_ended();
         self.flush();
-        let code = self.exit_code()?;
+        let is_good = self.print_result()?;
         self.printer.finish()?;
         match self.event_error.take() {
             Some(why) => bail!("the result is incomplete: {why}"),
-            None => Ok(code),
+            None => Ok(is_good),
         }
     }
 
-    fn exit_code(&mut self) -> Result<ExitCode> {
+    fn print_result(&mut self) -> Result<bool> {
         if self.tuning.is_some() {
-            return self.tuning_error.take().map_or(Ok(ExitCode::SUCCESS), Err);
+            return self.tuning_error.take().map_or(Ok(true), Err);
         }
         let rows = self.result.tables.iter().map(|table| table.rows.len()).sum();
         if rows == 0 && self.result.roofline.is_empty() && self.result.pairs.is_none() {
-            return Ok(ExitCode::FAILURE);
+            return Ok(false);
         }
         match self.format {
             OutputFormat::Table | OutputFormat::Silent => {}
@@ -273,13 +272,9 @@ impl Reporter {
         if wrong > 0 {
             let wrong = units::pluralize(usize::try_from(wrong).unwrap_or(usize::MAX), "element");
             output::eprint(&format!("{ERROR}{wrong} wrong{ERROR:#}: see column #wrong\n"));
-            return Ok(ExitCode::FAILURE);
+            return Ok(false);
         }
-        match &self.baseline {
-            Some(baseline) => baseline.check(&self.result),
-            None if self.healthy => Ok(ExitCode::SUCCESS),
-            None => Ok(ExitCode::FAILURE),
-        }
+        Ok(self.baseline.as_ref().map_or(self.healthy, |baseline| baseline.check(&self.result)))
     }
 
     fn print_location(&self, rows: usize) {
@@ -317,7 +312,7 @@ mod tests {
     use crate::commands::rank_events::RankEvents;
 
     /// Finishes a run with one row after this frame from rank 0.
-    fn finish(frame: &[u8]) -> Result<ExitCode> {
+    fn finish(frame: &[u8]) -> Result<bool> {
         let command = parse_bench(["all-reduce", "--csv"])?;
         let options = options::parse(&command)?.unwrap();
         let mut reporter = Reporter::new(&options, None, ReporterOutput::default())?;

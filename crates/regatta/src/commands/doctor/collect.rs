@@ -12,7 +12,7 @@ use regatta_model::Scheduler;
 use regatta_model::result::RankExit;
 
 use super::observer::DoctorObserver;
-use crate::commands::launch::{
+use crate::commands::launcher::{
     self, Interrupted, LaunchOptions, RankReporter, new_run_id, run_dir_or_new,
 };
 use regatta_launch::discovery::Discovery;
@@ -38,7 +38,7 @@ pub fn collect(
     observer.set_request(&mut options.job, discovery)?;
     let parts = vec![observer.request()];
     let reporter = RankReporter { observer: &mut observer, names_run_dir: true };
-    launch::launch(&options, discovery.clone(), Some(reporter), parts)?;
+    launcher::launch(&options, discovery.clone(), Some(reporter), parts)?;
     if let Some(signal) = signal_catcher::terminated_by() {
         return Err(Interrupted(RankExit::Signal(signal)).into());
     }

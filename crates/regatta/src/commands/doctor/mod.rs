@@ -17,7 +17,7 @@ use regatta_launch::discovery::Discovery;
 use regatta_model::document;
 
 use crate::args::doctor::DoctorArgs;
-use crate::commands::launch::LaunchOptions;
+use crate::commands::launcher::LaunchOptions;
 use crate::commands::self_launch::LaunchRequest;
 use crate::options::RankCountArgs;
 use crate::output;

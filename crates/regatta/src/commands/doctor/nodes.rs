@@ -12,7 +12,7 @@ use regatta_launch::config::{JobConfig, JobSource};
 use regatta_launch::discovery::Discovery;
 
 use super::collect::collect;
-use crate::commands::launch::LaunchOptions;
+use crate::commands::launcher::LaunchOptions;
 use crate::commands::self_launch::LaunchRequest;
 use crate::options::RankCountArgs;
 use crate::output;

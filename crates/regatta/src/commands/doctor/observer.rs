@@ -22,8 +22,8 @@ use regatta_place::rendezvous;
 use regatta_wire::secret::Secret;
 
 use crate::cli::FAINT;
-use crate::commands::launch::QueuedStreams;
-use crate::commands::rank_worker::{self, RankRequest, RankTask};
+use crate::commands::launcher::QueuedStreams;
+use crate::commands::rank_request::{self, RankRequest, RankTask};
 use crate::commands::reporter_output::ReporterOutput;
 use crate::commands::self_launch;
 use regatta_launch::discovery::Discovery;
@@ -141,13 +141,13 @@ struct PeerRequest {
 }
 
 impl JobPart for PeerRequest {
-    fn plan(&mut self, plan: &mut AttemptSpec, _: &Path) -> Result<(), PartError> {
-        let placed = &plan.job.placement.nodes;
+    fn plan(&mut self, attempt: &mut AttemptSpec, _: &Path) -> Result<(), PartError> {
+        let placed = &attempt.job.placement.nodes;
         let text = format!("checking {}", pluralize(placed.len(), "node"));
         let text = format!("{FAINT}{text}{FAINT:#}\n");
         self.output.iter().for_each(|streams| streams.stderr.print(&text));
         let nics: Vec<&[Nic]> =
-            placed.iter().map(|node| plan.job.nics(node).unwrap_or_default()).collect();
+            placed.iter().map(|node| attempt.job.nics(node).unwrap_or_default()).collect();
         let networks = peers::networks(&nics);
         let token = Secret::generate()?.to_hex();
         let first = rendezvous::job_port(&token);
@@ -160,10 +160,10 @@ impl JobPart for PeerRequest {
         let task = DoctorRequest { tests: self.tests.clone(), table };
         let request = RankRequest {
             task: RankTask::Doctor(Box::new(task)),
-            command_line: rank_worker::command_line(),
+            command_line: rank_request::command_line(),
             machine: self.machine.clone(),
         };
-        plan.set_input(&channel::encode(&request)?.into());
+        attempt.set_input(&channel::encode(&request)?.into());
         Ok(())
     }
 }

@@ -17,7 +17,7 @@ use regatta_model::{GpuVendor, Machine};
 
 use crate::args::plugin::LOAD_LIMIT;
 use crate::commands::plugin::load_library;
-use crate::commands::rank_worker::RankContext;
+use crate::commands::rank_request::RankContext;
 
 /// Bytes of the write test of a file system.
 const WRITE_BYTES: u64 = 64 << 20;

@@ -26,21 +26,21 @@ struct CheckReport {
 }
 
 /// Prints the differences; exits with failure if there are any.
-pub fn run(args: &MapArgs, plan: &PlacedJob) -> Result<ExitCode> {
+pub fn run(args: &MapArgs, placed: &PlacedJob) -> Result<ExitCode> {
     let host = host_name();
-    let me = plan.allocation.this_rank;
-    let rank = me.map_or_else(|| rank_of_variables(plan), |me| Ok(me.rank))?;
-    let Some((index, node, placed)) = plan.placement.find_rank(rank) else {
-        let ranks = pluralize(plan.placement.ranks as usize, "rank");
+    let me = placed.allocation.this_rank;
+    let rank = me.map_or_else(|| rank_of_variables(placed), |me| Ok(me.rank))?;
+    let Some((index, node, own)) = placed.placement.find_rank(rank) else {
+        let ranks = pluralize(placed.placement.ranks as usize, "rank");
         bail!("{host}: rank {rank} is out of range: the plan has {ranks}");
     };
-    let local_rank = me.map_or(placed.local_rank, |me| me.local_rank);
-    let machine = plan.machine(node);
-    let actual = actual(machine, plan);
-    let layout = &plan.placement.layouts[node.layout as usize];
+    let local_rank = me.map_or(own.local_rank, |me| me.local_rank);
+    let machine = placed.machine(node);
+    let actual = actual(machine, placed);
+    let layout = &placed.placement.layouts[node.layout as usize];
     let mut differences = check::compare(machine, layout, local_rank, &actual);
-    differences.extend(node_difference(plan, index, rank));
-    differences.extend(gpu_cgroup_difference(plan, machine));
+    differences.extend(node_difference(placed, index, rank));
+    differences.extend(gpu_cgroup_difference(placed, machine));
     let ok = differences.is_empty();
     let report = CheckReport { host, rank, local_rank, ok, actual, differences };
     output::print_report(args.json, || output::json_line(&report), || text(&report))?;
@@ -49,10 +49,10 @@ pub fn run(args: &MapArgs, plan: &PlacedJob) -> Result<ExitCode> {
 
 /// The rank by RANK and WORLD_SIZE, if no known launcher set them; 0 without them. The plan does not
 /// depend on them, so their size must be the planned one.
-fn rank_of_variables(plan: &PlacedJob) -> Result<u32> {
-    let number = |name: &str| plan.env.get(name).and_then(|text| text.parse::<u32>().ok());
+fn rank_of_variables(placed: &PlacedJob) -> Result<u32> {
+    let number = |name: &str| placed.env.get(name).and_then(|text| text.parse::<u32>().ok());
     let (Some(rank), Some(size)) = (number("RANK"), number("WORLD_SIZE")) else { return Ok(0) };
-    let planned = plan.placement.ranks;
+    let planned = placed.placement.ranks;
     if size != planned {
         let planned = pluralize(planned as usize, "rank");
         bail!(
@@ -63,10 +63,10 @@ fn rank_of_variables(plan: &PlacedJob) -> Result<u32> {
 }
 
 /// The actual binding of this process, independent of the machine that the plan is for.
-fn actual(machine: &Machine, plan: &PlacedJob) -> ActualBinding {
+fn actual(machine: &Machine, placed: &PlacedJob) -> ActualBinding {
     // CUDA takes an empty list as "no GPU", not as unset.
-    let raw = |name: &str| plan.env.as_map().get(name).cloned();
-    let variable = |name: &str| plan.env.get(name).map(str::to_owned);
+    let raw = |name: &str| placed.env.as_map().get(name).cloned();
+    let variable = |name: &str| placed.env.get(name).map(str::to_owned);
     let (gpus, gpu_variable) = gpu_visibility::visible_gpus(machine, &raw);
     // Only a live machine shows which GPUs this process can open.
     let live = machine.is_live();
@@ -81,19 +81,19 @@ fn actual(machine: &Machine, plan: &PlacedJob) -> ActualBinding {
 }
 
 /// The launcher may distribute ranks over nodes in another order than the plan assumes.
-fn node_difference(plan: &PlacedJob, planned: usize, rank: u32) -> Option<Mismatch> {
-    let actual = plan.allocation.this_rank?.node? as usize;
+fn node_difference(placed: &PlacedJob, planned: usize, rank: u32) -> Option<Mismatch> {
+    let actual = placed.allocation.this_rank?.node? as usize;
     (actual != planned).then(|| Mismatch {
         resource: "node".to_owned(),
-        planned: plan.placement.nodes[planned].host.clone(),
-        actual: plan.placement.nodes.get(actual).map_or_else(|| actual.to_string(), |n| n.host.clone()),
+        planned: placed.placement.nodes[planned].host.clone(),
+        actual: placed.placement.nodes.get(actual).map_or_else(|| actual.to_string(), |n| n.host.clone()),
         why: format!("the launcher did not distribute the ranks in block order, which puts rank {rank} on another node: with Slurm, pass --distribution=block"),
     })
 }
 
-fn gpu_cgroup_difference(plan: &PlacedJob, machine: &Machine) -> Option<Mismatch> {
-    let variable = |name: &str| plan.env.as_map().get(name).cloned();
-    let warning = gpu_visibility::gpu_cgroup_warning(machine, &plan.allocation, &variable)?;
+fn gpu_cgroup_difference(placed: &PlacedJob, machine: &Machine) -> Option<Mismatch> {
+    let variable = |name: &str| placed.env.as_map().get(name).cloned();
+    let warning = gpu_visibility::gpu_cgroup_warning(machine, &placed.allocation, &variable)?;
     Some(Mismatch {
         resource: "gpu-cgroup".to_owned(),
         planned: "every rank can open every GPU of its node".to_owned(),

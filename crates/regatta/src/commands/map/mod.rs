@@ -26,9 +26,9 @@ use regatta_observe::view::node;
 
 /// Runs the command.
 pub fn run(args: &MapArgs) -> Result<ExitCode> {
-    let plan = PlacedJob::new(&args.source.source(), &args.job.request())?;
+    let placed = PlacedJob::new(&args.source.source(), &args.job.request())?;
     if args.check {
-        return check::run(args, &plan);
+        return check::run(args, &placed);
     }
     let is_stdout = |path: &Option<PathBuf>| path.as_deref() == Some(Path::new("-"));
     let to_stdout = [
@@ -43,25 +43,25 @@ pub fn run(args: &MapArgs) -> Result<ExitCode> {
         bail!("{one} and {other} cannot both write to standard output: write one to a file");
     }
     if let Some(path) = &args.dump {
-        write_document(path, &document::to_json(&plan.machines[0])?).context("--dump")?;
+        write_document(path, &document::to_json(&placed.machines[0])?).context("--dump")?;
     }
     if let Some(path) = &args.svg {
-        let (machine, layout) = first_layout(&plan);
+        let (machine, layout) = first_layout(&placed);
         let title = format!("{} with {}", machine.host, pluralize(layout.ranks.len(), "rank"));
         write_document(path, &node::svg(machine, layout, &title)).context("--svg")?;
     }
     if let Some(launcher) = args.format {
-        let required = rank_env::required_options(&plan, launcher);
-        let (text, warnings) = launcher_options(&plan.placement, launcher, &required);
+        let required = rank_env::required_options(&placed, launcher);
+        let (text, warnings) = launcher_options(&placed.placement, launcher, &required);
         output::print(&text)?;
         // GPU visibility is not part of the binding options.
-        let of_plan = plan.placement.warnings.iter().filter(|w| w.code != "visibility");
-        of_plan.chain(&warnings).for_each(output::warn);
+        let of_placement = placed.placement.warnings.iter().filter(|w| w.code != "visibility");
+        of_placement.chain(&warnings).for_each(output::warn);
     } else if args.json {
-        output::print(&json(&plan)?)?;
+        output::print(&json(&placed)?)?;
     } else if args.dump.is_none() && args.svg.is_none() {
-        output::print(&text(&plan, args.why))?;
-        plan.placement.warnings.iter().for_each(output::warn);
+        output::print(&text(&placed, args.why))?;
+        placed.placement.warnings.iter().for_each(output::warn);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -90,32 +90,32 @@ struct SiteReport<'a> {
     why: &'a str,
 }
 
-fn json(plan: &PlacedJob) -> Result<String> {
+fn json(placed: &PlacedJob) -> Result<String> {
     output::json_line(&MapReport {
-        machines: &plan.machines,
-        allocation: &plan.allocation,
-        site: SiteReport { profile: &plan.site.profile.name, why: &plan.site.why },
-        job: &plan.job,
-        placement: &plan.placement,
+        machines: &placed.machines,
+        allocation: &placed.allocation,
+        site: SiteReport { profile: &placed.site.profile.name, why: &placed.site.why },
+        job: &placed.job,
+        placement: &placed.placement,
     })
 }
 
 /// Machine and layout of the first node.
-fn first_layout(plan: &PlacedJob) -> (&Machine, &NodeLayout) {
-    let layout = &plan.placement.layouts[0];
-    let node = plan.placement.nodes.iter().find(|n| n.layout == 0);
-    (node.map_or(&plan.machines[0], |n| plan.machine(n)), layout)
+fn first_layout(placed: &PlacedJob) -> (&Machine, &NodeLayout) {
+    let layout = &placed.placement.layouts[0];
+    let node = placed.placement.nodes.iter().find(|n| n.layout == 0);
+    (node.map_or(&placed.machines[0], |n| placed.machine(n)), layout)
 }
 
-fn text(plan: &PlacedJob, why: bool) -> String {
+fn text(placed: &PlacedJob, why: bool) -> String {
     let color = anstream::AutoStream::choice(&std::io::stdout()) != anstream::ColorChoice::Never;
     let options = TerminalOptions { width: terminal_width(), color, unicode: supports_unicode() };
-    let Placement { layouts, nodes: all, .. } = &plan.placement;
-    let mut lines = summary(plan);
+    let Placement { layouts, nodes: all, .. } = &placed.placement;
+    let mut lines = summary(placed);
     for (i, layout) in layouts.iter().enumerate() {
         let nodes: Vec<&PlacedNode> = all.iter().filter(|n| n.layout as usize == i).collect();
         let Some(node) = nodes.first() else { continue };
-        let drawing = node::terminal(plan.machine(node), layout, options);
+        let drawing = node::terminal(placed.machine(node), layout, options);
         lines.extend([String::new(), drawing.trim_end().to_owned(), String::new()]);
         if all.len() > 1 {
             let hosts: Vec<&str> = nodes.iter().map(|n| n.host.as_str()).collect();
@@ -150,18 +150,18 @@ pub fn terminal_width() -> usize {
     columns.or(terminal).unwrap_or(100).clamp(40, 240)
 }
 
-fn summary(plan: &PlacedJob) -> Vec<String> {
-    let machine = &plan.machines[0];
-    let site = format!("{} ({})", plan.site.profile.name, plan.site.why);
-    let mut rows = vec![("site", site), ("job", job_line(plan))];
+fn summary(placed: &PlacedJob) -> Vec<String> {
+    let machine = &placed.machines[0];
+    let site = format!("{} ({})", placed.site.profile.name, placed.site.why);
+    let mut rows = vec![("site", site), ("job", job_line(placed))];
     rows.extend(software_line(&machine.software).map(|s| ("software", s)));
     rows.extend(limits_line(machine).map(|s| ("limits", s)));
     rows.extend(machine.notes.iter().map(|n| ("note", n.clone())));
     rows.into_iter().map(|(name, text)| format!("{HEADING}{name:<9}{HEADING:#}{text}")).collect()
 }
 
-fn job_line(plan: &PlacedJob) -> String {
-    let allocation = &plan.allocation;
+fn job_line(placed: &PlacedJob) -> String {
+    let allocation = &placed.allocation;
     let scheduler = match (allocation.scheduler, &allocation.job_id) {
         (scheduler, Some(id)) => format!("{} job {id}", scheduler_name(scheduler)),
         (scheduler, None) => scheduler_name(scheduler).to_owned(),
@@ -172,8 +172,8 @@ fn job_line(plan: &PlacedJob) -> String {
         }
         _ => String::new(),
     };
-    let ranks = pluralize(plan.placement.ranks as usize, "rank");
-    format!("{ranks} on {}, {scheduler}{me}", pluralize(plan.placement.nodes.len(), "node"))
+    let ranks = pluralize(placed.placement.ranks as usize, "rank");
+    format!("{ranks} on {}, {scheduler}{me}", pluralize(placed.placement.nodes.len(), "node"))
 }
 
 fn scheduler_name(scheduler: Scheduler) -> &'static str {

@@ -6,8 +6,8 @@ use anyhow::{Context, Result};
 use regatta_events::record::settings::FOLDER_VARIABLE;
 
 use crate::args::plugin::InstallArgs;
-use crate::commands::launch::nccl_plugins::{NET_VARIABLE, TABLE_VARIABLE, TUNER_VARIABLE};
-use crate::commands::launch::profile::PLUGIN_VARIABLE;
+use crate::commands::launcher::nccl_plugins::{NET_VARIABLE, TABLE_VARIABLE, TUNER_VARIABLE};
+use crate::commands::launcher::profile::PLUGIN_VARIABLE;
 use crate::shell::quote;
 use crate::{output, plugins};
 

@@ -16,7 +16,7 @@ use regatta_place::batch::{self, BatchJob, BatchScheduler, Dependency, RunDir, R
 use regatta_place::site_profile::Profile;
 
 use crate::args::submit::SubmitArgs;
-use crate::commands::launch::{nccl_plugins, profile};
+use crate::commands::launcher::{nccl_plugins, profile};
 use crate::options::NetPlugin;
 use crate::{output, shell};
 use record::JobRecord;

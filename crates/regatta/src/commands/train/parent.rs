@@ -12,9 +12,9 @@ use super::reporter::ProgressReporter;
 use super::run_folder;
 use super::smoke::SmokeReporter;
 use crate::args::train::{TrainArgs, TrainRankArgs};
-use crate::commands::launch::{self, LaunchOptions, RankReporter, new_run_id, run_dir_or_new};
+use crate::commands::launcher::{self, LaunchOptions, RankReporter, new_run_id, run_dir_or_new};
 use crate::commands::rank_events::RankEvents;
-use crate::commands::rank_worker::RankTask;
+use crate::commands::rank_request::RankTask;
 use crate::commands::self_launch::{
     LaunchRequest, has_rank_count, local_rank_count, note_oversubscription, set_request,
 };
@@ -57,16 +57,16 @@ pub fn run(mut task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
         let mut reporter = ProgressReporter::of_launcher(args.json, &run_dir.unwrap_or(folder));
         let events = &mut RankEvents(&mut reporter);
         let events = RankReporter { observer: events, names_run_dir: true };
-        let code = launch::launch(&launch, discovery, Some(events), Vec::new())?;
+        let code = launcher::launch(&launch, discovery, Some(events), Vec::new())?;
         reporter.resume_hint().iter().for_each(|hint| output::note(hint));
-        return Ok(code);
+        return Ok(code.into());
     }
     let mut reporter = SmokeReporter::of_launcher(args.json);
     let events = &mut RankEvents(&mut reporter);
     let events = RankReporter { observer: events, names_run_dir: false };
-    let code = launch::launch(&launch, discovery, Some(events), Vec::new())?;
+    let code = launcher::launch(&launch, discovery, Some(events), Vec::new())?;
     reporter.finish()?;
-    Ok(code)
+    Ok(code.into())
 }
 
 /// The folder of this launch. Fails if the run cannot be resumed, or the folder holds another one.

@@ -24,13 +24,13 @@ pub fn check(config: &Config, launch: &JobConfig, discovery: &Discovery) -> Resu
     let ranks = discovery.clone().plan(&launch.source, &launch.placement)?.placement.ranks as usize;
     config.validate(ranks)?;
     let (vocab_size, tokens) = measure_data(config)?;
-    let (plan, shape) = config.validate_with_vocab(ranks, vocab_size)?;
+    let (layout, shape) = config.validate_with_vocab(ranks, vocab_size)?;
     Sampler::shuffled(config.train.seed, tokens, config.model.seq_len as u64)
         .with_context(|| config.data.source.clone())?;
     let mut config = config.clone();
     compute_device::resolve_here(&mut config);
     match config.train.check_memory {
-        true => check_memory(&config, &plan, &shape, ranks),
+        true => check_memory(&config, &layout, &shape, ranks),
         false => Ok(()),
     }
 }
@@ -55,16 +55,16 @@ pub fn check_without_data(config: &Config, launch: &JobConfig) -> Result<()> {
 /// the memory of their GPUs, which this process must not open before it forks.
 fn check_memory(
     config: &Config,
-    plan: &ParallelLayout,
+    layout: &ParallelLayout,
     shape: &ModelShape,
     ranks: usize,
 ) -> Result<()> {
     let host = host_name();
     let limits = memory_limits(&host);
     let options = config.cost_options();
-    let memory = |rank| Ok(rank_cost(shape, plan, options, rank)?.memory);
+    let memory = |rank| Ok(rank_cost(shape, layout, options, rank)?.memory);
     let memory = (0..ranks).map(memory).collect::<Result<Vec<_>>>()?;
-    let needs = memory.iter().map(|memory| config.memory_need(plan, memory));
+    let needs = memory.iter().map(|memory| config.memory_need(layout, memory));
     let entries: Vec<_> = needs.clone().map(|need| need.entry(&limits)).collect();
     Ok((0..)
         .zip(needs)

@@ -21,9 +21,9 @@ use super::gpu_trace;
 use super::reporter::{EventRecorder, ProgressReporter};
 use super::run_folder;
 use crate::commands::compute_device::{self, ComputeDevice};
-use crate::commands::launch::new_run_id;
+use crate::commands::launcher::new_run_id;
 use crate::commands::rank_events::EventSink;
-use crate::commands::rank_worker::note_unrecorded;
+use crate::commands::rank_request::note_unrecorded;
 use crate::commands::train_task::TrainTask;
 use crate::system::memory_limits;
 
@@ -185,11 +185,11 @@ pub fn open_dataset(config: &Config, comm: &dyn Comm) -> Result<Dataset> {
 /// reason. Ranks exchange what they need of which memory limit, because several may share a node or
 /// a cgroup.
 fn check_memory(config: &Config, vocab_size: usize, comm: &dyn Comm) -> Result<()> {
-    let (plan, shape) = config.validate_with_vocab(comm.size() as usize, vocab_size)?;
-    let memory = rank_cost(&shape, &plan, config.cost_options(), comm.rank() as usize)?.memory;
+    let (layout, shape) = config.validate_with_vocab(comm.size() as usize, vocab_size)?;
+    let memory = rank_cost(&shape, &layout, config.cost_options(), comm.rank() as usize)?.memory;
     let (rank, host) = (comm.rank(), comm.peer(comm.rank()).host);
     let limits = memory_limits(&host);
-    let need = config.memory_need(&plan, &memory);
+    let need = config.memory_need(&layout, &memory);
     // No rank allocates before all have read the free memory.
     let all = all_gather(comm, &need.entry(&limits))?;
     if config.train.check_memory {

@@ -20,7 +20,7 @@ use signal_hook::consts::{SIGCONT, SIGINT, SIGTSTP};
 use signal_hook::low_level::signal_name;
 
 use super::terminal::{OutputMode, TerminalOutput, terminal_size};
-use crate::commands::launch::QueuedStreams;
+use crate::commands::launcher::QueuedStreams;
 use crate::commands::rank_events::EventReporter;
 use regatta_observe::view::train::history::RunHistory;
 use regatta_observe::view::train::log::resume_command;

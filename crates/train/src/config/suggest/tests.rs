@@ -36,7 +36,7 @@ proptest! {
     #[test]
     fn every_suggestion_fits(args in any_args(), ranks in 1usize..65) {
         let config = config(&args);
-        if let Err(infeasible) = config.plan(ranks) {
+        if let Err(infeasible) = config.layout(ranks) {
             let message = infeasible.message(&config, ranks);
             for suggestion in &infeasible.suggestions {
                 for change in suggestion.changes(&config, ranks) {

@@ -16,7 +16,7 @@ use crate::cli::HEADING;
 use crate::commands::bench::case::BenchCase;
 use crate::commands::bench::parent::BenchLaunch;
 use crate::commands::bench::reporter::OutputFormat;
-use crate::output::{self, Redirection, Stream};
+use crate::output::{self, OutputCapture, Stream};
 
 /// What a case prints, in its folder.
 const LOG: &str = "output.txt";
@@ -40,9 +40,9 @@ impl TuneRunner for CaseRunner<'_> {
         std::fs::create_dir_all(&case.folder)
             .with_context(|| format!("cannot create {}", case.folder.display()))?;
         let log = case.folder.join(LOG);
-        let redirection = Redirection::to(&log)?;
+        let captured = OutputCapture::to(&log)?;
         let status = case.run(&self.request_of(run), OutputFormat::Silent, TableLayout::Means);
-        drop(redirection);
+        drop(captured);
         if signal_catcher::terminated_by().is_some() {
             return Ok(TuneOutcome::Interrupted);
         }

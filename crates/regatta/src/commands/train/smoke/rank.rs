@@ -17,7 +17,7 @@ use super::report::{Check, CheckResult, SmokeEvent, SmokeFailure};
 use super::reporter::SmokeReporter;
 use crate::commands::compute_device;
 use crate::commands::rank_events::EventSink;
-use crate::commands::rank_worker::report_lost_peer;
+use crate::commands::rank_request::report_lost_peer;
 use crate::commands::train::{TrainTask, rank as training};
 
 /// Runs the smoke test on this rank.

@@ -24,7 +24,7 @@ use regatta_launch::reaper::{self, Watchdog};
 use regatta_launch::status::{JobObserver, Observers};
 
 use crate::output;
-use console::{Console, ShownRanks};
+use console::Console;
 pub use line_writer::{QueuedOutput, QueuedStreams};
 pub use options::LaunchOptions;
 pub use regatta_launch::driver::{new_run_id, run_dir_or_new};
@@ -39,13 +39,13 @@ pub struct RankReporter<'a> {
 }
 
 /// Launches the ranks on the nodes that were discovered. `parts` are those of the command that launches its
-/// own ranks, and `reporter` reports what they do.
+/// own ranks, and `reporter` reports what they do. Returns the exit code.
 pub fn launch<'a>(
     options: &'a LaunchOptions,
     discovery: Discovery,
     reporter: Option<RankReporter<'_>>,
     mut parts: JobParts<'a>,
-) -> Result<ExitCode> {
+) -> Result<u8> {
     let config = &options.job;
     let is_live = discovery.machines[0].is_live();
     if !is_live && !options.dry_run {
@@ -64,7 +64,7 @@ pub fn launch<'a>(
     parts.extend(options.parts.load(config, is_live)?);
     let job = Job { config, parts };
     match options.dry_run {
-        true => dry_run::print(job, discovery),
+        true => dry_run::print(job, discovery).map(|()| 0),
         false => start(options, job, discovery, reporter),
     }
 }
@@ -80,7 +80,7 @@ pub fn exit_code(error: &anyhow::Error) -> ExitCode {
 }
 
 /// Executes the rank's command in this process, which another launcher started as that rank.
-fn become_rank(options: &LaunchOptions, discovery: Discovery, rank: u32) -> Result<ExitCode> {
+fn become_rank(options: &LaunchOptions, discovery: Discovery, rank: u32) -> Result<u8> {
     options.parts.check_one_launch()?;
     let (spec, notes) = adopted_rank(&options.job, discovery, rank)?;
     notes.iter().for_each(|note| output::note(note));
@@ -93,22 +93,16 @@ fn start(
     job: Job<'_>,
     discovery: Discovery,
     reporter: Option<RankReporter<'_>>,
-) -> Result<ExitCode> {
+) -> Result<u8> {
     let (timeout, report) = (options.job.heartbeat_timeout, output::error);
     reaper::fork_worker(Watchdog { timeout, report, agent: None })?;
-    let ranks = match &reporter {
-        None => ShownRanks::OfUser,
-        Some(reporter) => ShownRanks::Own { names_run_dir: reporter.names_run_dir },
-    };
-    let mut console = Console::new(options, ranks)?;
+    let names_run_dir = reporter.as_ref().is_some_and(|reporter| reporter.names_run_dir);
+    let mut console = Console::new(options, names_run_dir)?;
     let mut observers: Vec<&mut dyn JobObserver> = Vec::new();
     if let Some(reporter) = reporter {
         observers.push(reporter.observer);
     }
     observers.push(&mut console);
     let result = driver::run(job, discovery, &mut Observers::new(observers))?;
-    Ok(match result.exit_code {
-        0 if console.is_incomplete() => ExitCode::FAILURE,
-        code => ExitCode::from(code),
-    })
+    Ok(result.exit_code.max(console.is_incomplete().into()))
 }

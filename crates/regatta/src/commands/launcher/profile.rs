@@ -27,7 +27,7 @@ use crate::{output, plugins};
 
 /// Environment variable with the path of NCCL's and RCCL's profiler plug-in.
 pub const PLUGIN_VARIABLE: &str = "NCCL_PROFILER_PLUGIN";
-/// Part of the warning about a node that records to a folder of its own.
+/// Begin of the warning about a node that records to a folder of its own.
 const NOT_SEEN: &str = "this node does not see the run folder";
 /// Most operations of a hang that `result.json` lists.
 const MAX_OPERATIONS: usize = 64;
@@ -43,17 +43,19 @@ pub struct Profile {
     /// A stall of this long is a hang.
     hang_after: Option<Duration>,
     watch: Option<StatusWatch>,
+    /// Whether a node of this attempt records to a folder of its own, or not at all.
+    is_elsewhere: bool,
 }
 
 impl Profile {
     pub fn new(level: Level, hang_after: Option<Duration>) -> Self {
-        Self { level, hang_after, watch: None }
+        Self { level, hang_after, watch: None, is_elsewhere: false }
     }
 }
 
 impl JobPart for Profile {
     /// Sets the variables of all ranks, for a folder of event files that has the plug-in, too.
-    fn plan(&mut self, plan: &mut AttemptSpec, folder: &Path) -> Result<(), PartError> {
+    fn plan(&mut self, attempt: &mut AttemptSpec, folder: &Path) -> Result<(), PartError> {
         let folder = folder.join(COMMS);
         let library = folder.join(plugins::PROFILER.name);
         let [Some(folder), Some(library)] = [folder.to_str(), library.to_str()] else {
@@ -65,8 +67,8 @@ impl JobPart for Profile {
             (LEVEL_VARIABLE, level_name(self.level)),
         ];
         for (name, value) in variables {
-            check_variable(name, plan.job.env.get(name), value)?;
-            for rank in &mut plan.ranks {
+            check_variable(name, attempt.job.env.get(name), value)?;
+            for rank in &mut attempt.ranks {
                 rank.add_variable(env_var(name, value, "collectives are recorded (--profile)"));
             }
         }
@@ -74,10 +76,11 @@ impl JobPart for Profile {
     }
 
     /// Writes the plug-in to the run folder, and starts to read the status of the ranks.
-    fn start(&mut self, plan: &AttemptSpec, folder: &RunFolder) -> Result<(), PartError> {
+    fn start(&mut self, attempt: &AttemptSpec, folder: &RunFolder) -> Result<(), PartError> {
         let path = folder.path().join(COMMS);
         plugins::PROFILER.install(&path)?;
-        self.watch = Some(StatusWatch::start(path, plan.hosts(), self.hang_after)?);
+        self.watch = Some(StatusWatch::start(path, attempt.hosts(), self.hang_after)?);
+        self.is_elsewhere = false;
         Ok(())
     }
 
@@ -86,6 +89,7 @@ impl JobPart for Profile {
     }
 
     fn on_event(&mut self, event: &JobEvent) {
+        self.is_elsewhere |= matches!(event, JobEvent::RunFolderUnseen(_));
         self.watch.iter_mut().for_each(|watch| watch.on_event(event));
     }
 
@@ -93,9 +97,18 @@ impl JobPart for Profile {
         self.watch.iter_mut().for_each(|watch| watch.on_control(control));
     }
 
+    /// Adds the operations that did not complete to the result of a job that failed, and a note if nothing
+    /// was recorded.
     fn finish(&mut self, folder: &RunFolder, result: &mut RunResult) {
-        if let Some(watch) = self.watch.take() {
-            finish(&watch, folder, result);
+        let Some(watch) = self.watch.take() else { return };
+        if result.exit_code != 0 && !result.is_stopped_early() {
+            let findings = watch.judge(result.hang.is_some()).into_iter();
+            result.collectives = findings.take(MAX_OPERATIONS).map(operation).collect();
+        }
+        if result.exit_code == 0 && !self.is_elsewhere && !has_events(folder) {
+            let note = "--profile recorded nothing: the job created no NCCL or RCCL communicator, or its library \
+                        did not load the plug-in, which needs NCCL 2.26 or newer (NCCL_DEBUG=INFO shows why)";
+            result.notes.push(note.to_owned());
         }
     }
 
@@ -162,23 +175,6 @@ fn node_folder() -> Result<PathBuf, String> {
         Ok(folder)
     };
     FOLDER.get_or_init(|| create().map_err(|error| format!("{error:#}"))).clone()
-}
-
-/// Adds the operations that did not complete to the result of a job that failed, and a note if nothing
-/// was recorded.
-fn finish(watch: &StatusWatch, folder: &RunFolder, result: &mut RunResult) {
-    if result.exit_code != 0 && !result.is_stopped_early() {
-        let findings = watch.judge(result.hang.is_some());
-        result.collectives = findings.into_iter().take(MAX_OPERATIONS).map(operation).collect();
-    }
-    let is_elsewhere = result.notes.iter().any(|note| note.contains(NOT_SEEN));
-    if result.exit_code == 0 && !is_elsewhere && !has_events(folder) {
-        result.notes.push(
-            "--profile recorded nothing: the job created no NCCL or RCCL communicator, or its library \
-             did not load the plug-in, which needs NCCL 2.26 or newer (NCCL_DEBUG=INFO shows why)"
-                .to_owned(),
-        );
-    }
 }
 
 fn operation(finding: Finding) -> StalledOperation {

@@ -1,7 +1,6 @@
 //! `--dry-run`: what would be launched.
 
 use std::path::Path;
-use std::process::ExitCode;
 
 use anyhow::Result;
 use regatta_launch::agent_launcher::command::LaunchCommand;
@@ -18,7 +17,7 @@ use crate::output;
 use crate::shell::{quote, quote_words};
 
 /// Prints the commands that would start agents, and each rank's command, binding and environment.
-pub fn print(mut job: Job<'_>, discovery: Discovery) -> Result<ExitCode> {
+pub fn print(mut job: Job<'_>, discovery: Discovery) -> Result<()> {
     let agents = match discovery.machines[0].is_live() {
         true if discovery.needs_agents() => agent_commands(job.config, &discovery)?,
         true => String::new(),
@@ -27,8 +26,7 @@ pub fn print(mut job: Job<'_>, discovery: Discovery) -> Result<ExitCode> {
     let attempt = driver::dry_run(&mut job, discovery)?;
     attempt.notes.iter().for_each(|note| output::note(note));
     attempt.job.placement.warnings.iter().for_each(output::warn);
-    output::print(&format!("{agents}{}", describe(&attempt)))?;
-    Ok(ExitCode::SUCCESS)
+    output::print(&format!("{agents}{}", describe(&attempt)))
 }
 
 /// The commands that would start the agents.
@@ -52,10 +50,10 @@ fn describe_options(options: &[RequiredOption]) -> String {
 }
 
 /// Command, binding and environment of each rank.
-fn describe(plan: &AttemptSpec) -> String {
+fn describe(attempt: &AttemptSpec) -> String {
     let mut text = String::new();
-    for rank in &plan.ranks {
-        let Some((_, node, placed)) = plan.job.placement.find_rank(rank.spec.rank) else {
+    for rank in &attempt.ranks {
+        let Some((_, node, placed)) = attempt.job.placement.find_rank(rank.spec.rank) else {
             continue;
         };
         text.push_str(&format!("{HEADING}rank {} on {}{HEADING:#}\n", rank.spec.rank, node.host));

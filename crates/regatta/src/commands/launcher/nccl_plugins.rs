@@ -59,10 +59,10 @@ impl NcclPlugins {
     }
 
     /// Notes, once, that the table has no rows for a communicator of all ranks.
-    fn note_missing_rows(&mut self, plan: &AttemptSpec) {
+    fn note_missing_rows(&mut self, attempt: &AttemptSpec) {
         let Some(tuning) = &self.tuning else { return };
-        let nodes = plan.job.placement.nodes.iter().filter(|node| !node.ranks.is_empty());
-        let job = Communicator { ranks: plan.ranks.len() as u32, nodes: nodes.count() as u32 };
+        let nodes = attempt.job.placement.nodes.iter().filter(|node| !node.ranks.is_empty());
+        let job = Communicator { ranks: attempt.ranks.len() as u32, nodes: nodes.count() as u32 };
         if let Some(note) = missing_rows(&tuning.table, job)
             && self.noted.replace(job) != Some(job)
         {
@@ -102,15 +102,15 @@ impl NcclPlugins {
 
 impl JobPart for NcclPlugins {
     /// Sets the variables of all ranks.
-    fn plan(&mut self, plan: &mut AttemptSpec, folder: &Path) -> Result<(), PartError> {
+    fn plan(&mut self, attempt: &mut AttemptSpec, folder: &Path) -> Result<(), PartError> {
         for (file, option) in self.files(&folder.join(PLUGINS))? {
-            set_for_all_ranks(plan, &file, option)?;
-            plan.files.push(file);
+            set_for_all_ranks(attempt, &file, option)?;
+            attempt.files.push(file);
         }
         if self.net == Some(NetPlugin::Regatta) {
-            replace_network_name(plan)?;
+            replace_network_name(attempt)?;
         }
-        self.note_missing_rows(plan);
+        self.note_missing_rows(attempt);
         Ok(())
     }
 
@@ -191,11 +191,11 @@ pub fn absolute_path(path: &Path) -> Result<PathBuf> {
 }
 
 /// Sets the variable of a file on all ranks, in place of the site's value.
-fn set_for_all_ranks(plan: &mut AttemptSpec, file: &RankFile, option: &str) -> Result<()> {
+fn set_for_all_ranks(attempt: &mut AttemptSpec, file: &RankFile, option: &str) -> Result<()> {
     let RankFile { variable, path, .. } = file;
-    check_user_value(variable, plan.job.env.get(variable), path, option)?;
+    check_user_value(variable, attempt.job.env.get(variable), path, option)?;
     let why = format!("all ranks load the same ({option})");
-    for rank in &mut plan.ranks {
+    for rank in &mut attempt.ranks {
         rank.remove_variable(variable);
         rank.add_variable(env_var(variable, path, &why));
     }
@@ -214,10 +214,10 @@ pub fn check_user_value(name: &str, user: Option<&str>, value: &str, option: &st
 
 /// `NCCL_NET` of the site names the network of another plug-in, so that the job ends without it. NCCL
 /// would not find that name: our plug-in is required in its place. The user's own is an error.
-fn replace_network_name(plan: &mut AttemptSpec) -> Result<()> {
-    check_network_name(plan.job.env.get(NETWORK_VARIABLE))?;
-    let user_requires = plan.job.env.get(REQUIRE_VARIABLE).is_some();
-    for rank in &mut plan.ranks {
+fn replace_network_name(attempt: &mut AttemptSpec) -> Result<()> {
+    check_network_name(attempt.job.env.get(NETWORK_VARIABLE))?;
+    let user_requires = attempt.job.env.get(REQUIRE_VARIABLE).is_some();
+    for rank in &mut attempt.ranks {
         let of_site = rank.variables.iter().find(|v| v.variable == NETWORK_VARIABLE);
         let Some(of_site) = of_site.and_then(|variable| variable.value.clone()) else { continue };
         rank.remove_variable(NETWORK_VARIABLE);

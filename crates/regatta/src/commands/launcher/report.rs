@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use anstream::adapter::strip_str;
 use regatta_launch::attempt::AttemptSpec;
 use regatta_launch::node_pool::{NodeChange, PoolUpdate};
 use regatta_launch::status::JobStatus;
@@ -45,10 +44,10 @@ pub fn status_text(status: &JobStatus<'_>) -> String {
 }
 
 /// What is being launched.
-pub fn started(plan: &AttemptSpec, folder: &Path) -> String {
-    let nodes = &plan.job.placement.nodes;
+pub fn started(attempt: &AttemptSpec, folder: &Path) -> String {
+    let nodes = &attempt.job.placement.nodes;
     let hosts: Vec<&str> = nodes.iter().map(|node| node.host.as_str()).collect();
-    let ranks = pluralize(plan.ranks.len(), "rank");
+    let ranks = pluralize(attempt.ranks.len(), "rank");
     let (hosts, folder) = (hostlist::compress(&hosts), folder.display());
     format!("{FAINT}launching {ranks} on {hosts}; run folder: {folder}{FAINT:#}\n")
 }
@@ -67,11 +66,6 @@ pub fn signal_notice(signal: i32, killing: bool, ranks: usize, grace: Duration) 
     format!("{WARNING}{name}:{WARNING:#} {effect}\n")
 }
 
-/// Whether a line is the error that ends regatta's own rank.
-pub fn is_error(line: &str) -> bool {
-    strip_str(line).to_string().starts_with("error: ")
-}
-
 /// Prints how the job ended: the first failure with its last lines, and the states of the other
 /// ranks. After success, prints the run folder unless the caller does. `withheld` are errors of
 /// regatta's own ranks: the failure report has that of the first, which the others are a consequence of
@@ -85,7 +79,7 @@ pub fn print_result(
     let notes = result.notes.iter().map(|n| format!("{WARNING}note:{WARNING:#} {n}\n"));
     let mut text: String = notes.collect();
     let mut last_lines = result.failure.as_ref().map_or(&[][..], |failure| &failure.last_lines);
-    match last_lines.iter().rposition(|line| is_error(line)) {
+    match last_lines.iter().rposition(|line| output::is_error(line)) {
         // The lines before have been shown.
         Some(error) if !withheld.is_empty() => last_lines = &last_lines[error..],
         _ => text.insert_str(0, withheld),

@@ -42,9 +42,12 @@ impl NetCheck {
     }
 
     /// The variables of all ranks besides the file of each; `None` if nothing can be checked.
-    fn variables(&self, plan: &AttemptSpec) -> Result<Option<Vec<(&'static str, &'static str)>>> {
-        let settings = DebugSettings::new(|name| plan.job.env.get(name));
-        if plan.number == 0 {
+    fn variables(
+        &self,
+        attempt: &AttemptSpec,
+    ) -> Result<Option<Vec<(&'static str, &'static str)>>> {
+        let settings = DebugSettings::new(|name| attempt.job.env.get(name));
+        if attempt.number == 0 {
             settings.notes.iter().for_each(|note| output::note(&format!("--check-net: {note}")));
         }
         match (settings.obstacle, &self.requirement) {
@@ -62,15 +65,15 @@ impl NetCheck {
 
 impl JobPart for NetCheck {
     /// Sets the variables of all ranks, whose logs go to a folder.
-    fn plan(&mut self, plan: &mut AttemptSpec, folder: &Path) -> Result<(), PartError> {
+    fn plan(&mut self, attempt: &mut AttemptSpec, folder: &Path) -> Result<(), PartError> {
         let mut logs = folder.join(NET_LOGS);
-        logs.extend(attempt_folder(plan.number));
+        logs.extend(attempt_folder(attempt.number));
         self.logs = None;
-        let Some(common) = self.variables(plan)? else { return Ok(()) };
+        let Some(common) = self.variables(attempt)? else { return Ok(()) };
         let Some(text) = logs.to_str() else {
             return Err("--check-net needs a run folder whose path is UTF-8: pass --run-dir".into());
         };
-        for rank in &mut plan.ranks {
+        for rank in &mut attempt.ranks {
             let file = format!("{text}/{}", net_log::log_name(rank.spec.rank));
             let common = common.iter().map(|&(name, value)| (name, value.to_owned()));
             for (name, value) in common.chain([("NCCL_DEBUG_FILE", file)]) {
@@ -82,12 +85,12 @@ impl JobPart for NetCheck {
     }
 
     /// Starts to read the logs.
-    fn start(&mut self, plan: &AttemptSpec, _: &RunFolder) -> Result<(), PartError> {
+    fn start(&mut self, attempt: &AttemptSpec, _: &RunFolder) -> Result<(), PartError> {
         if let Some(logs) = &self.logs {
             std::fs::create_dir_all(logs)
                 .with_context(|| format!("cannot create {}", logs.display()))?;
             let log = |rank: &AttemptRank| logs.join(net_log::log_name(rank.spec.rank));
-            let logs = plan.ranks.iter().map(log).collect();
+            let logs = attempt.ranks.iter().map(log).collect();
             let watch = NetLogWatch::start(logs, self.requirement.clone());
             self.running =
                 Some(RunningCheck { watch: watch.context("start a thread")?, shown: None });

@@ -31,19 +31,12 @@ const MAX_WITHHELD: usize = 64 * 1024;
 /// Ends all colours of a line.
 const RESET: &str = "\x1b[0m";
 
-/// Whose ranks are shown.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ShownRanks {
-    /// Those of the user's command.
-    OfUser,
-    /// Those of another command of this program, which reports to the user itself, possibly with the path of
-    /// the run folder.
-    Own { names_run_dir: bool },
-}
-
 /// Standard output and standard error, and the file of `--tee`.
 pub struct Console {
-    ranks: ShownRanks,
+    /// Whether the ranks are of this program, whose command reports to the user itself.
+    own_ranks: bool,
+    /// Whether the command prints the path of the run folder at the end.
+    names_run_dir: bool,
     /// Host of each rank.
     hosts: Vec<String>,
     /// Ranks to show; all if empty.
@@ -68,14 +61,16 @@ pub struct Console {
 }
 
 impl Console {
-    /// A console that shows the lines of the ranks that the options name.
-    pub fn new(options: &LaunchOptions, ranks: ShownRanks) -> Result<Self> {
+    /// A console that shows the lines of the ranks that the options name. `names_run_dir` is whether the
+    /// caller prints the path of the run folder at the end.
+    pub fn new(options: &LaunchOptions, names_run_dir: bool) -> Result<Self> {
         let open = |path: &Path| {
             File::create(path)
                 .with_context(|| format!("--tee {}: cannot create the file", path.display()))
         };
         Ok(Self {
-            ranks,
+            own_ranks: options.job.workload.own_ranks().is_some(),
+            names_run_dir,
             hosts: Vec::new(),
             shown_ranks: options.job.shown_ranks.clone(),
             grace: options.job.grace(),
@@ -115,8 +110,7 @@ impl Console {
             text.push_str(&line.text);
         }
         text.push('\n');
-        let is_error =
-            self.ranks != ShownRanks::OfUser && line.stderr && report::is_error(&line.text);
+        let is_error = self.own_ranks && line.stderr && output::is_error(&line.text);
         if is_error && self.withheld.len() < MAX_WITHHELD {
             self.withheld.push_str(&text);
             return true;
@@ -157,15 +151,14 @@ impl Console {
 
     fn on_ended(&mut self, result: &RunResult, folder: &Path) {
         self.report_losses(folder);
-        let names_run_dir = self.ranks == ShownRanks::Own { names_run_dir: true };
         let withheld = std::mem::take(&mut self.withheld);
-        report::print_result(result, folder, names_run_dir, &withheld);
+        report::print_result(result, folder, self.names_run_dir, &withheld);
     }
 
     fn on_signal(&mut self, signal: i32, killing: bool) {
         let terminates = is_termination_signal(signal);
         self.interrupted |= terminates;
-        if terminates && self.ranks == ShownRanks::OfUser {
+        if terminates && !self.own_ranks {
             let notice = report::signal_notice(signal, killing, self.hosts.len(), self.grace);
             self.writer(Stream::Stderr).push(&notice);
         }
@@ -173,13 +166,11 @@ impl Console {
 
     /// Reports what is missing in the output.
     fn report_losses(&mut self, run_dir: &Path) {
-        let rest = match self.ranks {
-            ShownRanks::OfUser => "; the logs are complete".to_owned(),
+        let rest = match (self.own_ranks, self.names_run_dir) {
+            (false, _) => "; the logs are complete".to_owned(),
             // Its own text may be what is missing.
-            ShownRanks::Own { names_run_dir: true } => {
-                format!("; run folder: {}", run_dir.display())
-            }
-            ShownRanks::Own { names_run_dir: false } => String::new(),
+            (true, true) => format!("; run folder: {}", run_dir.display()),
+            (true, false) => String::new(),
         };
         if let Some(error) = self.tee_error.take() {
             output::note(&format!("the file of --tee is incomplete: {error}"));
@@ -262,7 +253,7 @@ impl JobObserver for Console {
                 shown.for_each(output::warn);
             }
             JobStatus::Started { attempt, folder } => {
-                if attempt.number == 0 && self.ranks == ShownRanks::OfUser {
+                if attempt.number == 0 && !self.own_ranks {
                     output::eprint(&report::started(attempt, folder));
                 }
             }
