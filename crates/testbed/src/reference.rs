@@ -143,9 +143,56 @@ fn each<V, const N: usize>(
     two: impl Fn(V, V) -> V,
     write: impl Fn(V) -> [u8; N],
 ) -> Vec<u8> {
-    let count = inputs.iter().map(|i| i.len() / N).min().unwrap_or(0);
-    let all = |at: usize| inputs.iter().map(move |input| input.as_chunks().0[at]);
-    (0..count).filter_map(|at| all(at).map(&read).reduce(&two)).flat_map(write).collect()
+    let inputs: Vec<&[[u8; N]]> = inputs.iter().map(|input| input.as_chunks().0).collect();
+    let Some((first, others)) = inputs.split_first() else { return Vec::new() };
+    let count = inputs.iter().map(|input| input.len()).min().unwrap_or(0);
+    let mut output = vec![[0; N]; count];
+    for (at, element) in output.iter_mut().enumerate() {
+        let all = others.iter().fold(read(first[at]), |all, input| two(all, read(input[at])));
+        *element = write(all);
+    }
+    output.into_flattened()
+}
+
+/// Elements of a rank as input of a reduction: small integers, pseudo-random, whose sums and products are exact
+/// in every dtype, so that the order of the reduction does not matter.
+pub fn exact_input(dtype: DType, op: ReduceOp, seed: u64, rank: usize, count: usize) -> Vec<u8> {
+    let stream = hash64(rank as u64) ^ seed;
+    let value = |at: usize| -> i32 {
+        let mixed = hash64(stream ^ (at as u64).wrapping_mul(0x9e37_79b9));
+        match op {
+            ReduceOp::Product => {
+                let sign = if mixed & 1 == 0 { 1 } else { -1 };
+                sign * (1 + i32::from((rank + at).is_multiple_of(5)))
+            }
+            _ => (mixed % 31) as i32 - 15,
+        }
+    };
+    match dtype {
+        DType::F16 => elements(count, |at| f16::from_f32(value(at) as f32).to_ne_bytes()),
+        DType::Bf16 => elements(count, |at| bf16::from_f32(value(at) as f32).to_ne_bytes()),
+        DType::F32 => elements(count, |at| (value(at) as f32).to_ne_bytes()),
+        DType::F64 => elements(count, |at| f64::from(value(at)).to_ne_bytes()),
+        DType::I8 => elements(count, |at| (value(at) as i8).to_ne_bytes()),
+        DType::I16 => elements(count, |at| (value(at) as i16).to_ne_bytes()),
+        DType::I32 => elements(count, |at| value(at).to_ne_bytes()),
+        DType::I64 => elements(count, |at| i64::from(value(at)).to_ne_bytes()),
+        DType::U8 => elements(count, |at| [value(at) as u8]),
+    }
+}
+
+/// The bytes of elements.
+fn elements<const N: usize>(count: usize, element: impl Fn(usize) -> [u8; N]) -> Vec<u8> {
+    let mut all = vec![[0; N]; count];
+    all.iter_mut().enumerate().for_each(|(at, bytes)| *bytes = element(at));
+    all.into_flattened()
+}
+
+/// A 64-bit hash, as a source of pseudo-random values.
+pub fn hash64(of: u64) -> u64 {
+    let mixed = (of ^ (of >> 31)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
 }
 
 #[cfg(test)]
@@ -180,6 +227,18 @@ mod tests {
         assert_eq!(transposed, [[1, 3], [2, 4]]);
         let send = [vec![2, 0], vec![1, 1]];
         assert_eq!(all_to_all_v(DType::U8, &send, &square), [vec![1, 2, 3], vec![4]]);
+    }
+
+    #[test]
+    fn inputs_are_the_same_small_integers_in_every_dtype() {
+        let of = |dtype| exact_input(dtype, ReduceOp::Sum, 7, 3, 40);
+        let ints: Vec<i32> =
+            of(DType::I32).as_chunks().0.iter().map(|bytes| i32::from_ne_bytes(*bytes)).collect();
+        assert!(ints.iter().all(|int| (-15..=15).contains(int)) && ints[0] != ints[1]);
+        let floats = of(DType::F64);
+        let floats = floats.as_chunks().0.iter().map(|bytes| f64::from_ne_bytes(*bytes) as i32);
+        assert!(floats.eq(ints.iter().copied()));
+        assert_ne!(of(DType::U8), exact_input(DType::U8, ReduceOp::Sum, 7, 4, 40), "of the rank");
     }
 
     #[test]

@@ -20,9 +20,16 @@ pub trait Operation: Debug {
     fn backward(&self, device: &dyn Device, inputs: &[Vec<f64>], dy: &[f64]) -> Vec<Vec<f64>>;
 }
 
-/// Normally distributed values.
+/// Values with mean 0 and variance 1, nearly normal: sums of four uniform ones, which take a tenth of the time
+/// of logarithms and cosines.
 pub fn random_values(count: usize, seed: u64) -> Vec<f64> {
-    (0..count as u64).map(|index| random::normal(random::key(seed, &[7]), index)).collect()
+    let key = random::key(seed, &[7]);
+    let value = |index| {
+        let bits = random::mix(key ^ random::mix(index));
+        let sum: u64 = (0..4).map(|word| (bits >> (16 * word)) & 0xffff).sum();
+        (sum as f64 / 65_536.0 - 2.0) * 3f64.sqrt()
+    };
+    (0..count as u64).map(value).collect()
 }
 
 /// Normally distributed values that are exact in every dtype.

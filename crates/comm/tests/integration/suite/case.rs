@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 
-use half::{bf16, f16};
 use regatta_comm::{Buffer, Call, CallKind, Comm, Counts, DType, OwnedCall, Pending, ReduceOp};
-use regatta_testbed::reference::{all_to_all_v, expected_outputs, float};
+use regatta_testbed::reference::{all_to_all_v, exact_input, expected_outputs, float, hash64};
 
 use super::{in_parallel, on_all_ranks};
 
@@ -115,9 +114,7 @@ impl Case {
     fn input(&self, rank: usize, ranks: usize) -> Vec<u8> {
         let (input, output) = self.call(rank, Some(&[]), &mut []).lengths(rank, ranks);
         let count = if self.kind == CallKind::Broadcast { output } else { input };
-        let mut bytes = Vec::with_capacity(count * self.dtype.size());
-        (0..count).for_each(|i| push(&mut bytes, self.dtype, self.value(rank, i)));
-        bytes
+        exact_input(self.dtype, self.op, self.seed, rank, count)
     }
 
     /// The results of all ranks.
@@ -129,19 +126,6 @@ impl Case {
                 let root = self.root as usize;
                 expected_outputs(self.kind, self.dtype, self.op, root, &self.counts(0), &inputs)
             }
-        }
-    }
-
-    /// Small integers whose sums and products are exact in every dtype, so that the order of
-    /// reduction does not matter.
-    fn value(&self, rank: usize, at: usize) -> i32 {
-        let mixed = hash64(self.seed ^ hash64(rank as u64) ^ (at as u64).wrapping_mul(0x9e37_79b9));
-        match self.op {
-            ReduceOp::Product => {
-                let sign = if mixed & 1 == 0 { 1 } else { -1 };
-                sign * (1 + i32::from((rank + at).is_multiple_of(5)))
-            }
-            _ => (mixed % 31) as i32 - 15,
         }
     }
 
@@ -286,25 +270,4 @@ fn approximately_equal(dtype: DType, got: &[u8], expected: &[u8]) -> bool {
     let mut pairs = got.chunks_exact(dtype.size()).zip(expected.chunks_exact(dtype.size()));
     let close = |(a, b)| Some((float(dtype, a)? - float(dtype, b)?).abs() <= allowed);
     got.len() == expected.len() && pairs.all(|pair| close(pair) == Some(true))
-}
-
-/// A 64-bit hash, as a source of pseudo-random values.
-pub fn hash64(of: u64) -> u64 {
-    let mixed = (of ^ (of >> 31)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
-}
-
-fn push(bytes: &mut Vec<u8>, dtype: DType, value: i32) {
-    match dtype {
-        DType::F16 => bytes.extend(f16::from_f32(value as f32).to_ne_bytes()),
-        DType::Bf16 => bytes.extend(bf16::from_f32(value as f32).to_ne_bytes()),
-        DType::F32 => bytes.extend((value as f32).to_ne_bytes()),
-        DType::F64 => bytes.extend(f64::from(value).to_ne_bytes()),
-        DType::I8 => bytes.extend((value as i8).to_ne_bytes()),
-        DType::I16 => bytes.extend((value as i16).to_ne_bytes()),
-        DType::I32 => bytes.extend(value.to_ne_bytes()),
-        DType::I64 => bytes.extend(i64::from(value).to_ne_bytes()),
-        DType::U8 => bytes.push(value as u8),
-    }
 }

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use regatta_comm::{Buffer, Call, CallKind, Comm, Counts, DType, OwnedCall, Pending};
+use regatta_testbed::reference::hash64;
 
-use super::case::hash64;
 use super::on_all_ranks;
 
 /// Messages per group.

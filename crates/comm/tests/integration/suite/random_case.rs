@@ -3,8 +3,9 @@
 use proptest::prelude::*;
 use proptest::sample::select;
 use regatta_comm::{CallKind, DType, ReduceOp};
+use regatta_testbed::reference::hash64;
 
-use super::case::{Case, Sizes, hash64};
+use super::case::{Case, Sizes};
 
 /// Zero, one, few, odd counts, and counts that exceed a cache line, a slot or a packet.
 fn counts() -> impl Strategy<Value = usize> {

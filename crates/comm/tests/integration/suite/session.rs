@@ -6,8 +6,9 @@ use proptest::prelude::*;
 use regatta_comm::Comm;
 use regatta_comm::comm::split_order;
 use regatta_testbed::Random;
+use regatta_testbed::reference::hash64;
 
-use super::case::{BufferSource, Case, StartedCase, hash64};
+use super::case::{BufferSource, Case, StartedCase};
 use super::on_all_ranks;
 use super::random_case::any_case;
 
