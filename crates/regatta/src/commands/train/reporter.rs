@@ -243,7 +243,6 @@ fn lock(output: &SharedOutput) -> MutexGuard<'_, TerminalOutput<StdoutWriter>> {
     output.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Seconds since the Unix epoch.
 #[cfg(test)]
 mod tests {
     use signal_hook::consts::{SIGTERM, SIGUSR1};
