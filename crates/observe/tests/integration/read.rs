@@ -19,10 +19,10 @@ use regatta_observe::read::{
 };
 
 /// A folder that is removed at the end.
-struct TempDir(PathBuf);
+pub struct TempDir(pub PathBuf);
 
 impl TempDir {
-    fn new() -> Self {
+    pub fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("regatta-observe-{}-{number}", std::process::id());
@@ -50,26 +50,26 @@ fn fixture(name: &str) -> Run {
     Run::open(&folder).unwrap()
 }
 
-fn append(path: &Path, text: &str) {
+pub fn append(path: &Path, text: &str) {
     let mut file = OpenOptions::new().append(true).create(true).open(path).unwrap();
     file.write_all(text.as_bytes()).unwrap();
 }
 
-fn of_rank(rank: u32, event: RunEvent) -> Record {
+pub fn of_rank(rank: u32, event: RunEvent) -> Record {
     Record { time: Some(1e9), seconds: Some(0.5), rank: Some(rank), event }
 }
 
-fn launched(attempt: u32) -> Record {
+pub fn launched(attempt: u32) -> Record {
     let event = RunEvent::Launched { attempt, command: vec!["true".to_owned()] };
     Record { time: Some(1e9), seconds: Some(0.0), rank: None, event }
 }
 
-fn step(step: u64, loss: f64) -> String {
+pub fn step(step: u64, loss: f64) -> String {
     let metrics = StepMetrics { step, steps: 9, loss, time: loss, ..Default::default() };
     Record::of_metrics(loss, RunEvent::Step(Box::new(metrics))).to_line().unwrap()
 }
 
-fn result(exit_code: u8) -> String {
+pub fn result(exit_code: u8) -> String {
     let result = RunResult {
         command: Vec::new(),
         ranks: 2,
