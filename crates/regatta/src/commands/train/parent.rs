@@ -24,7 +24,7 @@ use regatta_launch::discovery::Discovery;
 
 /// Launches the ranks.
 pub fn run(mut task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
-    let config = task.config()?;
+    let config = task.resolved.config.clone();
     let (smoke, run_dir) = (task.smoke, task.run_dir());
     let mut launch = launch_options(args, &config)?;
     let discovery = Discovery::of_job(&launch.job)?;

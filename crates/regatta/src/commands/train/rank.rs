@@ -35,7 +35,7 @@ const STOP_SIGNALS: [i32; 6] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUS
 
 /// Trains on this rank.
 pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
-    let mut config = task.config()?;
+    let mut config = task.resolved.config.clone();
     let comm: Arc<dyn Comm> =
         Arc::new(hierarchical::join(bootstrap::BootstrapConfig::from_env()?)?);
     note_unrecorded();
@@ -154,7 +154,7 @@ pub fn setup(
     folder: PathBuf,
 ) -> Result<TrainingSetup> {
     Ok(TrainingSetup {
-        name: task.name.clone(),
+        name: task.resolved.name.clone(),
         device_comm: device.device_comm(&*comm)?,
         threads: threads(&config),
         kernels: device.kernels(&config, comm.size() as usize),
