@@ -15,7 +15,7 @@ use regatta_train::data::prepare::{
 };
 use regatta_train::data::{DataDirs, DataError, MIN_BPE_VOCAB, source};
 
-use super::bench::progress_bar::ProgressBar;
+use super::progress_bar::ProgressBar;
 use crate::args::data::{DataArgs, DataCommand, PrepareArgs};
 use crate::cli::{GOOD, HEADING, WARNING};
 use crate::output;

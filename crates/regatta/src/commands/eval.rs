@@ -18,7 +18,7 @@ use regatta_train::step::DeviceModel;
 use regatta_train::training::evaluate::{self, EvalLoss};
 use serde::Serialize;
 
-use super::bench::progress_bar::ProgressBar;
+use super::progress_bar::ProgressBar;
 use crate::args::eval::{Batches, EvalArgs, Split};
 use crate::cli::{FAINT, HEADING};
 use crate::output;

@@ -324,6 +324,19 @@ fn cycles_of_modules_are_found() {
     assert!(find_cycle(&graph, "a", &mut path, &mut BTreeSet::new()));
     assert_eq!(path, ["a", "b", "c", "b"]);
 }
+/// Markup and escape sequences, in the forms in which code has them.
+const DRAWN: &str =
+    "<svg <html <!DOCTYPE <style <path <rect <text <title \\x1b \\u{1b} \\u{9b} \\033";
+
+#[test]
+fn only_draw_emits_markup_and_escape_sequences() {
+    let others = crates().into_iter().filter(|name| !["crates/draw", "xtask"].contains(&&**name));
+    let others: Vec<String> = others.collect();
+    let others: Vec<&str> = others.iter().map(String::as_str).collect();
+    assert_no_line_with(&others, DRAWN.split(' '));
+    assert!(!lines_with("crates/draw", "\\x1b").is_empty(), "the form of escape sequences");
+}
+
 
 /// Which modules use which, by path. Uses between modules of two folders count for the folders, and
 /// a folder and what is in it are one module to each other.

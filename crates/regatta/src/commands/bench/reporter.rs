@@ -16,12 +16,12 @@ use regatta_model::{BenchResult, BenchRow, BenchTable, document, units};
 use super::baseline::BaselineGate;
 use super::options::BenchOptions;
 use super::plot;
-use super::progress_bar::ProgressBar;
 use super::result_file::ResultFile;
 use crate::args::bench::TableArgs;
 use crate::cli::{ERROR, FAINT};
 use crate::commands::rank_events::EventReporter;
 use crate::commands::reporter_output::ReporterOutput;
+use crate::commands::progress_bar::ProgressBar;
 use crate::output;
 
 /// The result so far, and its outputs.

@@ -1,18 +1,16 @@
 //! A progress bar on the terminal.
 
-use regatta_draw::bar;
+use regatta_draw::bar::progress_line;
+use regatta_draw::screen::StatusLine;
 use regatta_measure::collectives::BenchProgress;
 use regatta_model::units::format_duration;
 
 use crate::commands::launch::QueuedOutput;
 use crate::output::{self, Stream};
 
-/// Width of the bar in characters.
-const WIDTH: usize = 24;
-
 /// A progress bar, erased when it is dropped; invisible unless standard error is a terminal.
 pub struct ProgressBar {
-    shown: bool,
+    line: StatusLine,
     terminal: bool,
     /// Standard error, if the launcher writes it.
     queued: Option<QueuedOutput>,
@@ -21,27 +19,26 @@ pub struct ProgressBar {
 impl ProgressBar {
     /// A hidden bar, written through a queue if one is given.
     pub fn new(queued: Option<QueuedOutput>) -> Self {
-        Self { shown: false, terminal: Stream::Stderr.is_terminal(), queued }
+        Self { line: StatusLine::default(), terminal: Stream::Stderr.is_terminal(), queued }
     }
 
     /// Draws the bar.
     pub fn show(&mut self, progress: &BenchProgress) {
         if self.terminal {
-            self.write(&format!("\r\x1b[2K{}", line(progress)));
-            self.shown = true;
+            let text = self.line.draw(&line(progress));
+            self.write(&text);
         }
     }
 
     /// Erases the bar before other output.
     pub fn hide(&mut self) {
-        if self.shown {
-            self.write("\r\x1b[2K");
-            self.shown = false;
-        }
+        let erase = self.line.erase();
+        self.write(erase);
     }
 
     fn write(&self, text: &str) {
         match &self.queued {
+            _ if text.is_empty() => {}
             Some(stderr) => stderr.print(text),
             None => output::eprint(text),
         }
@@ -60,7 +57,7 @@ fn line(progress: &BenchProgress) -> String {
         0.0 => String::new(),
         seconds => format!("ETA {}", format_duration(seconds)),
     };
-    format!("{} {done}/{total}  {task}  {eta}", bar::progress(*done, *total, WIDTH))
+    progress_line(task, *done, *total, &eta)
 }
 
 #[cfg(test)]
