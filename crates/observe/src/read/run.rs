@@ -116,10 +116,7 @@ impl Launch {
 
     /// The variables of the ranks.
     pub fn environment(&self) -> Result<Option<JobEnvironment>, ReadError> {
-        let path = self.path.join(ENVIRONMENT);
-        let parse = |text: String| serde_json::from_str(&text);
-        let parsed = read_text(&path)?.map(parse).transpose();
-        parsed.map_err(|source| ReadError::Json { path, source })
+        read_document(&self.path.join(ENVIRONMENT))
     }
 
     /// The configuration of a training, as TOML.
