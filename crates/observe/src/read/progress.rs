@@ -88,6 +88,11 @@ fn finite(value: f64) -> Option<f64> {
 }
 
 /// The last complete records of a file. Unreadable lines and files are skipped.
+/// The steps and validations of the training in a folder. Unreadable lines and files are skipped.
+pub fn metrics(path: &Path) -> Vec<Record> {
+    tail(&path.join(METRICS), u64::MAX)
+}
+
 pub(super) fn tail(path: &Path, bytes: u64) -> Vec<Record> {
     let read = || -> io::Result<Vec<u8>> {
         let Ok(Some(mut file)) = open_regular(path) else { return Ok(Vec::new()) };

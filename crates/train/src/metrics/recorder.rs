@@ -121,16 +121,14 @@ mod tests {
         (4..=6).for_each(|n| assert_eq!(second.record(&step(n), 1e9), None));
         let validation = Event::Validation { step: 6, loss: f64::NAN };
         assert_eq!(second.record(&validation, 1e9), None);
-        let last = JsonLines::read(&folder.0.join(METRICS), 9).unwrap().pop();
-        assert!(matches!(last, Some(Event::Validation { step: 6, loss }) if loss.is_nan()));
         let text = std::fs::read_to_string(folder.0.join(METRICS)).unwrap();
-        let before = JsonLines::read(&folder.0.join(METRICS), 2).unwrap();
+        let last = Record::parse(text.lines().last().unwrap().as_bytes()).unwrap().event;
+        assert!(matches!(last, RunEvent::Validation { step: 6, val_loss } if val_loss.is_nan()));
         let event_files = std::fs::read_dir(folder.0.join(TENSORBOARD)).unwrap().count();
         let line = |line| serde_json::from_str::<StepMetrics>(line).unwrap().step;
         let steps = text.lines().filter(|line| !line.contains("val_loss"));
         assert_eq!(steps.map(line).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
         assert_eq!(event_files, 2);
-        assert_eq!(before, [step(1), step(2)]);
     }
 
     #[test]

@@ -1,8 +1,6 @@
 //! `--tuner` and `--net-plugin`: plug-ins of NCCL and RCCL that all ranks load, or none. Ranks that select
 //! different algorithms deadlock, and ranks with different networks do not connect.
 
-use std::fs::File;
-use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -14,6 +12,7 @@ use regatta_launch::run_folder::RunFolder;
 use regatta_model::run_folder::PLUGINS;
 use regatta_nccl_tuning::table::MAX_BYTES;
 use regatta_nccl_tuning::{Communicator, Table};
+use regatta_train::regular_file;
 
 use crate::options::NetPlugin;
 use crate::{output, plugins};
@@ -151,20 +150,10 @@ impl TuningTable {
     /// Reads and checks a table.
     pub fn read(path: &Path) -> Result<Self> {
         let context = || format!("--tuner {}", path.display());
-        let text = read_text(path).with_context(context)?;
+        let text = regular_file::read_to_string(path, MAX_BYTES as u64).with_context(context)?;
         let table = text.parse().with_context(context)?;
         Ok(Self { path: path.to_owned(), text, table })
     }
-}
-
-fn read_text(path: &Path) -> io::Result<String> {
-    // Opening a pipe would wait for a writer.
-    if !std::fs::metadata(path)?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a file"));
-    }
-    let mut text = String::new();
-    File::open(path)?.take(MAX_BYTES as u64 + 1).read_to_string(&mut text)?;
-    Ok(text)
 }
 
 /// The plug-in, with its absolute path.

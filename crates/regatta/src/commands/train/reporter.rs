@@ -14,8 +14,9 @@ use anyhow::{Context, Result};
 use regatta_comm::bootstrap::host_name;
 use regatta_launch::channel::ChannelError;
 use regatta_launch::signals::is_termination_signal;
-use regatta_model::run_folder::{METRICS, unix_seconds};
-use regatta_train::metrics::{Event, JsonLines, Recorder, RunInfo};
+use regatta_model::run_folder::unix_seconds;
+use regatta_observe::read;
+use regatta_train::metrics::{Event, Recorder, RunInfo};
 use signal_hook::consts::{SIGCONT, SIGINT, SIGTSTP};
 use signal_hook::low_level::signal_name;
 
@@ -102,8 +103,7 @@ impl EventReporter for ProgressReporter {
         if let Event::Start(about) = &event
             && about.start_step > 0
         {
-            let file = self.run_dir.join(METRICS);
-            output.history.restore(&JsonLines::read(&file, about.start_step).unwrap_or_default());
+            output.history.restore(&read::metrics(&self.run_dir), about.start_step);
         }
         output.on_event(&event, self.start.elapsed().as_secs_f64());
     }
