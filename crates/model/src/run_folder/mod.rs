@@ -23,6 +23,8 @@ pub const VARIABLE: &str = "REGATTA_RUN_DIR";
 pub const ROOT: &str = "runs";
 
 /// What the launcher did and saw, one [`Record`] per line. The launcher holds a lock on it while it runs.
+/// A run folder in what is shown of a job that is not started.
+pub const PLACEHOLDER: &str = "RUN-FOLDER";
 pub const EVENTS: &str = "events.jsonl";
 /// Steps and validations of a training, one [`Record`] per line.
 pub const METRICS: &str = "metrics.jsonl";
@@ -38,18 +40,24 @@ pub const ENVIRONMENT: &str = "environment.json";
 pub const LOG: &str = "log";
 /// Report of `--check-net`.
 pub const NET_REPORT: &str = "net.json";
+/// What agents need to connect, until they have read it. It has the secret of the job.
+pub const BOOTSTRAP: &str = "boot";
 /// Folder of NCCL's debug logs of `--check-net`.
 pub const NET_LOGS: &str = "net";
 /// Folder of the event and status files of `--profile`, and the plug-in that writes them.
 pub const COMMS: &str = "comms";
-/// Folder of the plug-ins of `--tuner` and `--net-plugin`.
+/// Folder of the plug-ins of `--tuner` and `--net-plugin`, and of the table of the former.
 pub const PLUGINS: &str = "plugins";
 /// Results of `regatta bench`.
 pub const BENCH_RESULT: &str = "bench.json";
+/// Name of the tuner's table in [`PLUGINS`].
+pub const TUNING_TABLE: &str = "tuning.txt";
 /// Locked during the runs of a sweep or scan of `regatta bench`, whose run folders are below its own.
 pub const BENCH_LOCK: &str = "bench.lock";
 /// The resolved configuration of a training.
 pub const CONFIG: &str = "config.toml";
+/// What a run of `regatta bench --tune-nccl` prints.
+pub const CASE_OUTPUT: &str = "output.txt";
 /// Folder of checkpoints, unless `checkpoint.dir` is set.
 pub const CHECKPOINTS: &str = "checkpoints";
 /// Folder of TensorBoard event files.
@@ -62,7 +70,7 @@ pub const TRAIN_LOCK: &str = "train.lock";
 pub const RELAUNCH: &str = "relaunch";
 
 /// Everything at the top of a run folder, except for numbered files.
-const NAMES: [&str; 19] = [
+const NAMES: [&str; 21] = [
     EVENTS,
     METRICS,
     RESULT,
@@ -72,12 +80,14 @@ const NAMES: [&str; 19] = [
     LOG,
     NET_REPORT,
     NET_LOGS,
+    BOOTSTRAP,
     COMMS,
     PLUGINS,
     BENCH_RESULT,
     BENCH_LOCK,
     CONFIG,
     CHECKPOINTS,
+    CASE_OUTPUT,
     TENSORBOARD,
     OFFLOADED,
     TRAIN_LOCK,
@@ -118,6 +128,31 @@ pub fn log_name(attempt: u32, rank: u32, stderr: bool) -> String {
 
 /// The rank and the stream, true for standard error, of a log's file name.
 pub fn parse_log_name(name: &str) -> Option<(u32, bool)> {
+/// Name of a file in [`LOG`] by which a node sees whether it shares the run folder.
+pub fn marker_name(run: &str) -> String {
+    format!(".{run}")
+}
+
+/// Name of a rank's debug log of NCCL.
+pub fn net_log_name(rank: u32) -> String {
+    format!("rank-{rank}.log")
+}
+
+/// The rank in the name of a debug log.
+pub fn parse_net_log_name(name: &str) -> Option<u32> {
+    name.strip_prefix("rank-")?.strip_suffix(".log")?.parse().ok()
+}
+
+/// Run folder of a node count in that of a scan.
+pub fn scan_case_name(nodes: u32) -> String {
+    format!("{nodes}-nodes")
+}
+
+/// Run folder of a repeated measurement of `regatta doctor` in that of the first.
+pub fn repetition_name(repetition: u32) -> String {
+    format!("repetition-{repetition}")
+}
+
     let (rank, stream) = name.strip_prefix("rank-")?.split_once('.')?;
     let found = (rank.parse().ok()?, stream == "err");
     name.eq(&log_name(0, found.0, found.1)).then_some(found)

@@ -9,7 +9,7 @@ use regatta_launch::error::PartError;
 use regatta_launch::parts::JobPart;
 use regatta_launch::rank_files::{FileSource, MAX_PATH_BYTES, RankFile};
 use regatta_launch::run_folder::RunFolder;
-use regatta_model::run_folder::PLUGINS;
+use regatta_model::run_folder::{PLUGINS, TUNING_TABLE};
 use regatta_nccl_tuning::table::MAX_BYTES;
 use regatta_nccl_tuning::{Communicator, Table};
 use regatta_train::regular_file;
@@ -29,8 +29,6 @@ const NETWORK_VARIABLE: &str = "NCCL_NET";
 const REQUIRE_VARIABLE: &str = "REGATTA_NET";
 /// Name of our network in NCCL.
 const NETWORK: &str = "Regatta";
-/// Name of the table in that folder.
-const TABLE_NAME: &str = "tuning.txt";
 /// Most sizes of communicators in a note.
 const MAX_SIZES: usize = 8;
 
@@ -84,7 +82,7 @@ impl NcclPlugins {
             let (name, library) = (plugins::TUNER.name, built_in(plugins::TUNER));
             let contents = FileSource::Contents(tuning.text.clone().into_bytes());
             files.push(in_folder(TUNER_VARIABLE, name, library, "--tuner")?);
-            files.push(in_folder(TABLE_VARIABLE, TABLE_NAME, contents, "--tuner")?);
+            files.push(in_folder(TABLE_VARIABLE, TUNING_TABLE, contents, "--tuner")?);
         }
         let net = match &self.net {
             Some(NetPlugin::Regatta) => Some((plugins::NET.name, built_in(plugins::NET))),
@@ -118,7 +116,7 @@ impl JobPart for NcclPlugins {
         let path = folder.path().join(PLUGINS);
         if let Some(tuning) = &self.tuning {
             plugins::TUNER.install(&path)?;
-            let table = Path::new(PLUGINS).join(TABLE_NAME);
+            let table = Path::new(PLUGINS).join(TUNING_TABLE);
             folder.write(&table.to_string_lossy(), &tuning.text)?;
         }
         if self.net == Some(NetPlugin::Regatta) {
@@ -128,7 +126,7 @@ impl JobPart for NcclPlugins {
     }
 
     fn discard(&mut self, folder: &RunFolder) {
-        for name in [plugins::TUNER.name, plugins::NET.name, TABLE_NAME] {
+        for name in [plugins::TUNER.name, plugins::NET.name, TUNING_TABLE] {
             folder.remove(PLUGINS, name);
         }
     }
