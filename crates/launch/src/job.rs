@@ -15,7 +15,7 @@ use crate::process::StartError;
 use crate::reaper;
 use crate::run_folder::RunFolder;
 use crate::signal_dedup::{NodeSignalDedup, SignalSource};
-use crate::status::{JobObserver, JobStatus};
+use crate::status::{FrameRecord, JobObserver, JobStatus};
 use crate::supervisor::{Supervisor, SupervisorInput};
 use crate::worker_group::{JobEvent, RankControl, WorkerGroup};
 
@@ -100,7 +100,8 @@ pub fn run(
         host,
     };
     let command = config.workload.user_command();
-    let launched = RunEvent::Launched { attempt: attempt.number, command };
+    let kind = Some(config.workload.kind());
+    let launched = RunEvent::Launched { attempt: attempt.number, command, kind };
     driver.record(None, launched);
     driver.run(observer);
     driver.outcome()
@@ -138,8 +139,9 @@ impl AttemptDriver<'_> {
             match event {
                 Some(JobEvent::Frame { rank, bytes }) => {
                     self.supervise(SupervisorInput::Progress);
-                    let text = may_block(|| observer.on_frame(rank, &bytes));
-                    self.append_log(rank, false, text.as_bytes());
+                    let FrameRecord { log, event } = may_block(|| observer.on_frame(rank, &bytes));
+                    self.append_log(rank, false, log.as_bytes());
+                    event.into_iter().for_each(|event| self.record(Some(rank), event));
                 }
                 Some(JobEvent::Notice(text)) => {
                     may_block(|| observer.on_status(&JobStatus::Notice(&text)));

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use regatta_model::result::RunResult;
-use regatta_model::run_folder::Record;
+use regatta_model::run_folder::{Record, RunEvent};
 
 use crate::attempt::AttemptSpec;
 use crate::lines::MergedLine;
@@ -43,6 +43,15 @@ pub enum JobStatus<'a> {
     AgentsKilled { hosts: Vec<&'a str> },
 }
 
+/// What a frame of a rank adds to the run folder.
+#[derive(Debug, Default)]
+pub struct FrameRecord {
+    /// Text for the rank's log, possibly empty.
+    pub log: String,
+    /// The event, if it is one of the run.
+    pub event: Option<RunEvent>,
+}
+
 /// Receives the output, the messages and the status of a job. No method may block.
 pub trait JobObserver {
     /// Shows a line of output; false if it does not accept one now.
@@ -60,10 +69,10 @@ pub trait JobObserver {
         true
     }
 
-    /// Handles a frame of a rank's channel, and returns its text for the rank's log, possibly empty. It
-    /// may overtake lines that wait for identical lines of other ranks.
-    fn on_frame(&mut self, _rank: u32, _bytes: &[u8]) -> String {
-        String::new()
+    /// Handles a frame of a rank's channel, and returns what it adds to the run folder. It may overtake
+    /// lines that wait for identical lines of other ranks.
+    fn on_frame(&mut self, _rank: u32, _bytes: &[u8]) -> FrameRecord {
+        FrameRecord::default()
     }
 
     /// Takes note of a change.
@@ -113,8 +122,12 @@ impl JobObserver for Observers<'_> {
         idle
     }
 
-    fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String {
-        self.list.iter_mut().map(|observer| observer.on_frame(rank, bytes)).collect()
+    fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> FrameRecord {
+        let records = self.list.iter_mut().map(|observer| observer.on_frame(rank, bytes));
+        records.fold(FrameRecord::default(), |all, one| FrameRecord {
+            log: all.log + &one.log,
+            event: all.event.or(one.event),
+        })
     }
 
     fn on_status(&mut self, status: &JobStatus<'_>) {

@@ -3,9 +3,10 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::StepMetrics;
-use crate::finite_or_null;
+use super::{RunKind, StepMetrics};
 use crate::result::RankExit;
+use crate::train_event::{RunInfo, Summary};
+use crate::{BenchRow, BenchTable, finite_or_null};
 
 /// An event of a run. The rank that it is about is that of its [`super::Record`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -18,6 +19,9 @@ pub enum RunEvent {
         #[serde(default)]
         attempt: u32,
         command: Vec<String>,
+        /// What it does. Earlier versions do not have it: readers guess by files and the command.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        kind: Option<RunKind>,
     },
     /// The process of a rank was started.
     Started { pid: u32 },
@@ -51,6 +55,23 @@ pub enum RunEvent {
         #[serde(with = "finite_or_null")]
         val_loss: f64,
     },
+    /// A training starts, also after a resume or a restart.
+    TrainingStarted { info: Box<RunInfo> },
+    /// A checkpoint is complete.
+    Checkpoint {
+        /// Steps finished.
+        step: u64,
+        /// Its directory.
+        dir: String,
+        /// Duration of the save, most of it in the background.
+        save_seconds: f64,
+    },
+    /// A training ends, completely or interrupted.
+    TrainingEnded { summary: Box<Summary> },
+    /// A benchmark starts a table, which is still empty.
+    BenchTable { table: Box<BenchTable> },
+    /// A row of the last table was measured.
+    BenchRow { row: Box<BenchRow> },
     /// An event of another version, with all its fields.
     #[serde(untagged)]
     Other(Map<String, Value>),

@@ -7,12 +7,14 @@
 
 mod environment;
 mod event;
+mod kind;
 pub(crate) mod metrics;
 mod record;
 mod run_id;
 
 pub use environment::{EnvVar, JobEnvironment};
 pub use event::RunEvent;
+pub use kind::RunKind;
 pub use metrics::{GpuMemory, StepMetrics, StepSeconds};
 pub use record::{Record, RecordError, VERSION};
 pub use run_id::{run_id, run_id_time, unix_seconds, utc_date};
@@ -21,10 +23,10 @@ pub use run_id::{run_id, run_id_time, unix_seconds, utc_date};
 pub const VARIABLE: &str = "REGATTA_RUN_DIR";
 /// Default folder of run folders.
 pub const ROOT: &str = "runs";
-
-/// What the launcher did and saw, one [`Record`] per line. The launcher holds a lock on it while it runs.
 /// A run folder in what is shown of a job that is not started.
 pub const PLACEHOLDER: &str = "RUN-FOLDER";
+
+/// What the launcher did and saw, one [`Record`] per line. The launcher holds a lock on it while it runs.
 pub const EVENTS: &str = "events.jsonl";
 /// Steps and validations of a training, one [`Record`] per line.
 pub const METRICS: &str = "metrics.jsonl";
@@ -38,26 +40,26 @@ pub const PLACEMENT: &str = "placement.json";
 pub const ENVIRONMENT: &str = "environment.json";
 /// Folder of the ranks' output.
 pub const LOG: &str = "log";
-/// Report of `--check-net`.
-pub const NET_REPORT: &str = "net.json";
 /// What agents need to connect, until they have read it. It has the secret of the job.
 pub const BOOTSTRAP: &str = "boot";
+/// Report of `--check-net`.
+pub const NET_REPORT: &str = "net.json";
 /// Folder of NCCL's debug logs of `--check-net`.
 pub const NET_LOGS: &str = "net";
 /// Folder of the event and status files of `--profile`, and the plug-in that writes them.
 pub const COMMS: &str = "comms";
 /// Folder of the plug-ins of `--tuner` and `--net-plugin`, and of the table of the former.
 pub const PLUGINS: &str = "plugins";
-/// Results of `regatta bench`.
-pub const BENCH_RESULT: &str = "bench.json";
 /// Name of the tuner's table in [`PLUGINS`].
 pub const TUNING_TABLE: &str = "tuning.txt";
+/// Results of `regatta bench`.
+pub const BENCH_RESULT: &str = "bench.json";
 /// Locked during the runs of a sweep or scan of `regatta bench`, whose run folders are below its own.
 pub const BENCH_LOCK: &str = "bench.lock";
-/// The resolved configuration of a training.
-pub const CONFIG: &str = "config.toml";
 /// What a run of `regatta bench --tune-nccl` prints.
 pub const CASE_OUTPUT: &str = "output.txt";
+/// The resolved configuration of a training.
+pub const CONFIG: &str = "config.toml";
 /// Folder of checkpoints, unless `checkpoint.dir` is set.
 pub const CHECKPOINTS: &str = "checkpoints";
 /// Folder of TensorBoard event files.
@@ -78,16 +80,16 @@ const NAMES: [&str; 21] = [
     PLACEMENT,
     ENVIRONMENT,
     LOG,
+    BOOTSTRAP,
     NET_REPORT,
     NET_LOGS,
-    BOOTSTRAP,
     COMMS,
     PLUGINS,
     BENCH_RESULT,
     BENCH_LOCK,
+    CASE_OUTPUT,
     CONFIG,
     CHECKPOINTS,
-    CASE_OUTPUT,
     TENSORBOARD,
     OFFLOADED,
     TRAIN_LOCK,
@@ -126,8 +128,6 @@ pub fn log_name(attempt: u32, rank: u32, stderr: bool) -> String {
     attempt_folder(attempt).map_or(name.clone(), |folder| format!("{folder}/{name}"))
 }
 
-/// The rank and the stream, true for standard error, of a log's file name.
-pub fn parse_log_name(name: &str) -> Option<(u32, bool)> {
 /// Name of a file in [`LOG`] by which a node sees whether it shares the run folder.
 pub fn marker_name(run: &str) -> String {
     format!(".{run}")
@@ -153,6 +153,8 @@ pub fn repetition_name(repetition: u32) -> String {
     format!("repetition-{repetition}")
 }
 
+/// The rank and the stream, true for standard error, of a log's file name.
+pub fn parse_log_name(name: &str) -> Option<(u32, bool)> {
     let (rank, stream) = name.strip_prefix("rank-")?.split_once('.')?;
     let found = (rank.parse().ok()?, stream == "err");
     name.eq(&log_name(0, found.0, found.1)).then_some(found)

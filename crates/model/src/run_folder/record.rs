@@ -88,14 +88,16 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::BenchRow;
     use crate::result::RankExit;
-    use crate::run_folder::StepMetrics;
+    use crate::run_folder::{RunKind, StepMetrics};
 
     fn events() -> impl Strategy<Value = RunEvent> {
         let text = || ".*".prop_map(|text: String| text);
         prop_oneof![
-            (any::<u32>(), prop::collection::vec(text(), 0..3))
-                .prop_map(|(attempt, command)| RunEvent::Launched { attempt, command }),
+            (any::<u32>(), prop::collection::vec(text(), 0..3)).prop_map(|(attempt, command)| {
+                RunEvent::Launched { attempt, command, kind: Some(RunKind::Bench) }
+            }),
             any::<u32>().prop_map(|pid| RunEvent::Started { pid }),
             any::<i32>().prop_map(|code| RunEvent::Exited { exit: RankExit::Exit(code) }),
             Just(RunEvent::Exited { exit: RankExit::NodeLost }),
@@ -107,6 +109,15 @@ mod tests {
             text().prop_map(|text| RunEvent::Warning { text }),
             (any::<u64>(), 0.0..1e3)
                 .prop_map(|(step, val_loss)| RunEvent::Validation { step, val_loss }),
+            Just(RunEvent::TrainingStarted { info: Box::default() }),
+            (any::<u64>(), text(), 0.0..1e3).prop_map(|(step, dir, save_seconds)| {
+                RunEvent::Checkpoint { step, dir, save_seconds }
+            }),
+            Just(RunEvent::TrainingEnded { summary: Box::default() }),
+            Just(RunEvent::BenchTable { table: Box::default() }),
+            any::<u64>().prop_map(|size_bytes| {
+                RunEvent::BenchRow { row: Box::new(BenchRow { size_bytes, ..Default::default() }) }
+            }),
         ]
     }
 

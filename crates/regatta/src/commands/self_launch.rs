@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use regatta_launch::channel;
 use regatta_launch::config::{JobConfig, OwnRanks, Workload};
 use regatta_launch::secret_file;
+use regatta_model::run_folder::RunKind;
 use regatta_model::units::pluralize;
 
 use super::launch::LaunchOptions;
@@ -76,10 +77,16 @@ pub fn set_request(config: &mut JobConfig, discovery: &Discovery, task: RankTask
     // Those of `doctor` test the nodes and need nothing of them.
     let tests_nodes = matches!(task, RankTask::Doctor(_));
     let saves_on_signal = matches!(&task, RankTask::Train(task) if !task.smoke);
+    let kind = match &task {
+        RankTask::Bench(_) => RunKind::Bench,
+        RankTask::Train(_) => RunKind::Train,
+        RankTask::Doctor(_) => RunKind::Launch,
+    };
     let request = RankRequest { task, command_line: user_command.clone(), machine };
     config.workload = Workload::OwnRanks(OwnRanks {
         command: vec![program()?, "rank-worker".into()],
         user_command,
+        kind,
         request: channel::encode(&request)?.into(),
         dir: tests_nodes.then(|| "/".into()),
         needs_secret: !tests_nodes,
@@ -174,6 +181,7 @@ mod tests {
             config.workload = Workload::OwnRanks(OwnRanks {
                 command: Vec::new(),
                 user_command: Vec::new(),
+                kind: RunKind::Train,
                 request: Vec::new().into(),
                 dir: None,
                 needs_secret: true,

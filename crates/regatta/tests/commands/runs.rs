@@ -3,8 +3,8 @@
 use std::process::Command;
 
 use regatta_model::result::RankExit;
-use regatta_model::run_folder::RunEvent;
-use regatta_observe::read::{Followed, Run, RunFollower, RunKind, RunState, Source};
+use regatta_model::run_folder::{RunEvent, RunKind};
+use regatta_observe::read::{Followed, Run, RunFollower, RunState, Source};
 use regatta_testbed::wait_until;
 use serde_json::Value;
 

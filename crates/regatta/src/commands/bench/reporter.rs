@@ -7,10 +7,12 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use regatta_comm::schedule::algorithm_table::AlgorithmTable;
 use regatta_launch::channel::ChannelError;
+use regatta_launch::status::FrameRecord;
 use regatta_measure::collectives::BenchEvent;
 use regatta_measure::write::{self, TableLayout};
 use regatta_measure::{pairs, roofline};
 use regatta_model::bench::{BenchDevice, BenchSummary, PairMatrices, RankRoofline};
+use regatta_model::run_folder::RunEvent;
 use regatta_model::{BenchResult, BenchRow, BenchTable, document, units};
 
 use super::baseline::BaselineGate;
@@ -19,9 +21,9 @@ use super::plot;
 use super::result_file::ResultFile;
 use crate::args::bench::TableArgs;
 use crate::cli::{ERROR, FAINT};
+use crate::commands::progress_bar::ProgressBar;
 use crate::commands::rank_events::EventReporter;
 use crate::commands::reporter_output::ReporterOutput;
-use crate::commands::progress_bar::ProgressBar;
 use crate::output;
 
 /// The result so far, and its outputs.
@@ -88,6 +90,17 @@ impl EventReporter for Reporter {
                 self.flush();
             }
         }
+    }
+
+    fn record(&mut self, event: &BenchEvent) -> FrameRecord {
+        let event = match event {
+            BenchEvent::TableStarted(table) => {
+                Some(RunEvent::BenchTable { table: Box::new(table.clone()) })
+            }
+            BenchEvent::Row(row) => Some(RunEvent::BenchRow { row: row.clone() }),
+            _ => None,
+        };
+        FrameRecord { event, ..FrameRecord::default() }
     }
 
     fn on_event_error(&mut self, error: ChannelError) {

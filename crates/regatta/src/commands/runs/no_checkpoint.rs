@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use regatta_observe::read::{Run, RunKind, RunState};
+use regatta_model::run_folder::RunKind;
+use regatta_observe::read::{Run, RunState};
 use regatta_train::run_paths::saved_config;
 
 /// The message for a run folder without a checkpoint; `None` if it is not one.

@@ -14,7 +14,8 @@ use anyhow::{Context, Result};
 use regatta_comm::bootstrap::host_name;
 use regatta_launch::channel::ChannelError;
 use regatta_launch::signals::is_termination_signal;
-use regatta_model::run_folder::unix_seconds;
+use regatta_launch::status::FrameRecord;
+use regatta_model::run_folder::{RunEvent, unix_seconds};
 use regatta_observe::read;
 use regatta_train::metrics::{Event, Recorder, RunInfo};
 use signal_hook::consts::{SIGCONT, SIGINT, SIGTSTP};
@@ -108,9 +109,18 @@ impl EventReporter for ProgressReporter {
         output.on_event(&event, self.start.elapsed().as_secs_f64());
     }
 
-    fn log_text(&mut self, event: &Event) -> String {
+    fn record(&mut self, event: &Event) -> FrameRecord {
         self.rank_log.on_event(event, self.start.elapsed().as_secs_f64());
-        String::from_utf8(std::mem::take(&mut self.rank_log.out)).unwrap_or_default()
+        let log = String::from_utf8(std::mem::take(&mut self.rank_log.out)).unwrap_or_default();
+        let event = match event {
+            Event::Start(info) => Some(RunEvent::TrainingStarted { info: info.clone() }),
+            Event::Checkpoint { step, dir, seconds } => {
+                Some(RunEvent::Checkpoint { step: *step, dir: dir.clone(), save_seconds: *seconds })
+            }
+            Event::End(summary) => Some(RunEvent::TrainingEnded { summary: summary.clone() }),
+            _ => None,
+        };
+        FrameRecord { log, event }
     }
 
     fn on_event_error(&mut self, error: ChannelError) {
