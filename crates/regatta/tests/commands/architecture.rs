@@ -120,8 +120,10 @@ fn sources(name: &str) -> BTreeMap<String, String> {
             } else if path.extension().is_some_and(|e| e == "rs") {
                 let relative = path.strip_prefix(&folder).unwrap().to_string_lossy().into_owned();
                 let text = std::fs::read_to_string(&path).unwrap();
-                let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap().to_owned();
-                found.insert(relative, code);
+                let ends = ["mod tests {", "pub(super) mod tests {"];
+                let ends = ends.map(|module| text.find(&format!("#[cfg(test)]\n{module}")));
+                let code = &text[..ends.into_iter().flatten().min().unwrap_or(text.len())];
+                found.insert(relative, code.to_owned());
             }
         }
     }
@@ -244,7 +246,7 @@ const COMMON_NAMES: [&str; 2] = ["net", "tuning.txt"];
 /// Whether a line of code names a file or folder of a run folder: a file anywhere in a text, and a
 /// folder, whose name may be a word, in a path.
 fn has_name(line: &str, name: &str) -> bool {
-    let is_alone = ["join(\"{}\")", "= \"{}\";"];
+    let is_alone = ["join(\"{}\")", ": &str = \"{}\";"];
     let is_alone = is_alone.iter().any(|form| line.contains(&form.replace("{}", name)));
     let is_end = |rest: &str| rest.starts_with(['/', '"']);
     let path = format!("/{name}");

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use regatta_comm::schedule::algorithm_table::AlgorithmTable;
 use regatta_launch::channel::ChannelError;
 use regatta_launch::status::FrameRecord;
-use regatta_measure::collectives::BenchEvent;
+use regatta_measure::collectives::{BenchEvent, BenchProgress};
 use regatta_measure::write::{self, TableLayout};
 use regatta_measure::{pairs, roofline};
 use regatta_model::bench::{BenchDevice, BenchSummary, PairMatrices, RankRoofline};
@@ -74,7 +74,9 @@ impl EventReporter for Reporter {
             BenchEvent::Pairs(pairs) => self.set_pairs(*pairs),
             BenchEvent::Rooflines(rooflines) => self.set_rooflines(rooflines),
             BenchEvent::TuningTable(table) => self.write_tuning_table(&table),
-            BenchEvent::Progress(progress) => self.bar.show(&progress),
+            BenchEvent::Progress(BenchProgress { task, done, total, eta_s }) => {
+                self.bar.show(&task, done, total, eta_s);
+            }
             BenchEvent::Note(note) => {
                 self.bar.hide();
                 self.printer.note(&note);
