@@ -12,8 +12,7 @@ const PROGRESS_WIDTH: usize = 24;
 
 /// A progress bar with what is done of a task, and the time left.
 pub fn progress_line(task: &str, done: usize, total: usize, time_left: &str) -> String {
-    let bar = progress(done, total, PROGRESS_WIDTH);
-    format!("{bar} {done}/{total}  {task}  {time_left}")
+    format!("{} {done}/{total}  {task}  {time_left}", progress(done, total, PROGRESS_WIDTH))
 }
 
 /// A progress bar.

@@ -100,26 +100,8 @@ impl InlineScreen {
     }
 }
 
-/// One line at the end of a terminal that scrolls, such as a progress bar.
-#[derive(Debug, Default)]
-pub struct StatusLine {
-    is_drawn: bool,
-}
-
-impl StatusLine {
-    /// Draws a text over the previous one.
-    pub fn draw(&mut self, text: &str) -> String {
-        self.is_drawn = true;
-        format!("{ERASE_LINE}{text}")
-    }
-
-    /// Erases the line before other output.
-    pub fn erase(&mut self) -> &'static str {
-        if std::mem::take(&mut self.is_drawn) { ERASE_LINE } else { "" }
-    }
-}
-
-const ERASE_LINE: &str = "\r\x1b[2K";
+/// Erases the line with the cursor, for one that is drawn in place, such as a progress bar.
+pub const ERASE_LINE: &str = "\r\x1b[2K";
 
 /// The whole terminal: its second screen, so that the first one is as before at the end.
 #[derive(Debug, Default)]
@@ -199,14 +181,6 @@ mod tests {
         assert!(screen.is_stopped() && !screen.is_drawn());
         assert_eq!((screen.resume(4.0), screen.resume(4.0)), (Some(2.0), None));
         assert_eq!(screen.draw(&lines(&["x"]), 10, false, 4.0), first, "below the shell");
-    }
-
-    #[test]
-    fn a_status_line_is_erased_once() {
-        let mut line = StatusLine::default();
-        assert_eq!(line.erase(), "");
-        assert_eq!(line.draw("1/2"), "\r\x1b[2K1/2");
-        assert_eq!([line.erase(), line.erase()], ["\r\x1b[2K", ""]);
     }
 
     #[test]

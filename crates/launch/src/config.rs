@@ -190,11 +190,6 @@ impl Workload {
         }
     }
 
-    /// What the ranks do.
-    pub fn kind(&self) -> RunKind {
-        self.own_ranks().map_or(RunKind::Launch, |ranks| ranks.kind)
-    }
-
     /// The ranks, if they are of this program.
     pub fn own_ranks(&self) -> Option<&OwnRanks> {
         match self {

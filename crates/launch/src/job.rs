@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant, SystemTime};
 
 use regatta_model::result::{RankExit, RankFailure, RunResult, STOPPED_EARLY};
-use regatta_model::run_folder::{Record, RunEvent};
+use regatta_model::run_folder::{Record, RunEvent, RunKind};
 
 use crate::attempt::AttemptSpec;
 use crate::config::JobConfig;
@@ -100,8 +100,8 @@ pub fn run(
         host,
     };
     let command = config.workload.user_command();
-    let kind = Some(config.workload.kind());
-    let launched = RunEvent::Launched { attempt: attempt.number, command, kind };
+    let kind = config.workload.own_ranks().map_or(RunKind::Launch, |ranks| ranks.kind);
+    let launched = RunEvent::Launched { attempt: attempt.number, command, kind: Some(kind) };
     driver.record(None, launched);
     driver.run(observer);
     driver.outcome()
@@ -139,9 +139,10 @@ impl AttemptDriver<'_> {
             match event {
                 Some(JobEvent::Frame { rank, bytes }) => {
                     self.supervise(SupervisorInput::Progress);
-                    let FrameRecord { log, event } = may_block(|| observer.on_frame(rank, &bytes));
-                    self.append_log(rank, false, log.as_bytes());
-                    event.into_iter().for_each(|event| self.record(Some(rank), event));
+                    let mut record = FrameRecord::default();
+                    may_block(|| observer.on_frame(rank, &bytes, &mut record));
+                    self.append_log(rank, false, record.log.as_bytes());
+                    record.event.into_iter().for_each(|event| self.record(Some(rank), event));
                 }
                 Some(JobEvent::Notice(text)) => {
                     may_block(|| observer.on_status(&JobStatus::Notice(&text)));

@@ -69,11 +69,9 @@ pub trait JobObserver {
         true
     }
 
-    /// Handles a frame of a rank's channel, and returns what it adds to the run folder. It may overtake
+    /// Handles a frame of a rank's channel, and tells what it adds to the run folder. It may overtake
     /// lines that wait for identical lines of other ranks.
-    fn on_frame(&mut self, _rank: u32, _bytes: &[u8]) -> FrameRecord {
-        FrameRecord::default()
-    }
+    fn on_frame(&mut self, _rank: u32, _bytes: &[u8], _record: &mut FrameRecord) {}
 
     /// Takes note of a change.
     fn on_status(&mut self, _: &JobStatus<'_>) {}
@@ -122,12 +120,8 @@ impl JobObserver for Observers<'_> {
         idle
     }
 
-    fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> FrameRecord {
-        let records = self.list.iter_mut().map(|observer| observer.on_frame(rank, bytes));
-        records.fold(FrameRecord::default(), |all, one| FrameRecord {
-            log: all.log + &one.log,
-            event: all.event.or(one.event),
-        })
+    fn on_frame(&mut self, rank: u32, bytes: &[u8], record: &mut FrameRecord) {
+        self.list.iter_mut().for_each(|observer| observer.on_frame(rank, bytes, record));
     }
 
     fn on_status(&mut self, status: &JobStatus<'_>) {

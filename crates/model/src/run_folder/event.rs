@@ -5,8 +5,7 @@ use serde_json::{Map, Value};
 
 use super::{RunKind, StepMetrics};
 use crate::result::RankExit;
-use crate::train_event::{RunInfo, Summary};
-use crate::{BenchRow, BenchTable, finite_or_null};
+use crate::{BenchRow, BenchTable, finite_or_null, train_event};
 
 /// An event of a run. The rank that it is about is that of its [`super::Record`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -55,21 +54,11 @@ pub enum RunEvent {
         #[serde(with = "finite_or_null")]
         val_loss: f64,
     },
-    /// A training starts, also after a resume or a restart.
-    TrainingStarted { info: Box<RunInfo> },
-    /// A checkpoint is complete.
-    Checkpoint {
-        /// Steps finished.
-        step: u64,
-        /// Its directory.
-        dir: String,
-        /// Duration of the save, most of it in the background.
-        save_seconds: f64,
-    },
-    /// A training ends, completely or interrupted.
-    TrainingEnded { summary: Box<Summary> },
+    /// A training starts, also after a resume or a restart, has a checkpoint or ends. Rank 0 reports it to
+    /// the launcher.
+    Training { training: train_event::Event },
     /// A benchmark starts a table, which is still empty.
-    BenchTable { table: Box<BenchTable> },
+    BenchTable { table: BenchTable },
     /// A row of the last table was measured.
     BenchRow { row: Box<BenchRow> },
     /// An event of another version, with all its fields.

@@ -26,75 +26,63 @@ pub const ROOT: &str = "runs";
 /// A run folder in what is shown of a job that is not started.
 pub const PLACEHOLDER: &str = "RUN-FOLDER";
 
-/// What the launcher did and saw, one [`Record`] per line. The launcher holds a lock on it while it runs.
-pub const EVENTS: &str = "events.jsonl";
-/// Steps and validations of a training, one [`Record`] per line.
-pub const METRICS: &str = "metrics.jsonl";
-/// The outcome: [`crate::result::RunResult`]. Replaced at the end of each attempt.
-pub const RESULT: &str = "result.json";
-/// The hardware of the first node: [`crate::Machine`].
-pub const MACHINE: &str = "machine.json";
-/// [`crate::Placement`].
-pub const PLACEMENT: &str = "placement.json";
-/// Variables of the ranks, with reasons: [`JobEnvironment`].
-pub const ENVIRONMENT: &str = "environment.json";
-/// Folder of the ranks' output.
-pub const LOG: &str = "log";
-/// What agents need to connect, until they have read it. It has the secret of the job.
-pub const BOOTSTRAP: &str = "boot";
-/// Report of `--check-net`.
-pub const NET_REPORT: &str = "net.json";
-/// Folder of NCCL's debug logs of `--check-net`.
-pub const NET_LOGS: &str = "net";
-/// Folder of the event and status files of `--profile`, and the plug-in that writes them.
-pub const COMMS: &str = "comms";
-/// Folder of the plug-ins of `--tuner` and `--net-plugin`, and of the table of the former.
-pub const PLUGINS: &str = "plugins";
 /// Name of the tuner's table in [`PLUGINS`].
 pub const TUNING_TABLE: &str = "tuning.txt";
-/// Results of `regatta bench`.
-pub const BENCH_RESULT: &str = "bench.json";
-/// Locked during the runs of a sweep or scan of `regatta bench`, whose run folders are below its own.
-pub const BENCH_LOCK: &str = "bench.lock";
-/// What a run of `regatta bench --tune-nccl` prints.
-pub const CASE_OUTPUT: &str = "output.txt";
-/// The resolved configuration of a training.
-pub const CONFIG: &str = "config.toml";
-/// Folder of checkpoints, unless `checkpoint.dir` is set.
-pub const CHECKPOINTS: &str = "checkpoints";
-/// Folder of TensorBoard event files.
-pub const TENSORBOARD: &str = "tensorboard";
-/// Folder of offloaded state, unless `offload.dir` is set.
-pub const OFFLOADED: &str = "offloaded";
-/// Locked by rank 0 of a training.
-pub const TRAIN_LOCK: &str = "train.lock";
-/// Folder of the later launches of a training.
-pub const RELAUNCH: &str = "relaunch";
 
-/// Everything at the top of a run folder, except for numbered files.
-const NAMES: [&str; 21] = [
-    EVENTS,
-    METRICS,
-    RESULT,
-    MACHINE,
-    PLACEMENT,
-    ENVIRONMENT,
-    LOG,
-    BOOTSTRAP,
-    NET_REPORT,
-    NET_LOGS,
-    COMMS,
-    PLUGINS,
-    BENCH_RESULT,
-    BENCH_LOCK,
-    CASE_OUTPUT,
-    CONFIG,
-    CHECKPOINTS,
-    TENSORBOARD,
-    OFFLOADED,
-    TRAIN_LOCK,
-    RELAUNCH,
-];
+/// Declares the names at the top of a run folder.
+macro_rules! names {
+    ($($(#[doc = $description:literal])+ $NAME:ident = $name:literal;)+) => {
+        $($(#[doc = $description])+ pub const $NAME: &str = $name;)+
+
+        /// Everything at the top of a run folder, except for numbered files.
+        const NAMES: &[&str] = &[$($NAME),+];
+    };
+}
+
+names! {
+    /// What the launcher did and saw, one [`Record`] per line. The launcher holds a lock on it while it runs.
+    EVENTS = "events.jsonl";
+    /// Steps and validations of a training, one [`Record`] per line.
+    METRICS = "metrics.jsonl";
+    /// The outcome: [`crate::result::RunResult`]. Replaced at the end of each attempt.
+    RESULT = "result.json";
+    /// The hardware of the first node: [`crate::Machine`].
+    MACHINE = "machine.json";
+    /// [`crate::Placement`].
+    PLACEMENT = "placement.json";
+    /// Variables of the ranks, with reasons: [`JobEnvironment`].
+    ENVIRONMENT = "environment.json";
+    /// Folder of the ranks' output.
+    LOG = "log";
+    /// What agents need to connect, until they have read it. It has the secret of the job.
+    BOOTSTRAP = "boot";
+    /// Report of `--check-net`.
+    NET_REPORT = "net.json";
+    /// Folder of NCCL's debug logs of `--check-net`.
+    NET_LOGS = "net";
+    /// Folder of the event and status files of `--profile`, and the plug-in that writes them.
+    COMMS = "comms";
+    /// Folder of the plug-ins of `--tuner` and `--net-plugin`, and of the table of the former.
+    PLUGINS = "plugins";
+    /// Results of `regatta bench`.
+    BENCH_RESULT = "bench.json";
+    /// Locked during the runs of a sweep or scan of `regatta bench`, whose run folders are below its own.
+    BENCH_LOCK = "bench.lock";
+    /// What a run of `regatta bench --tune-nccl` prints.
+    CASE_OUTPUT = "output.txt";
+    /// The resolved configuration of a training.
+    CONFIG = "config.toml";
+    /// Folder of checkpoints, unless `checkpoint.dir` is set.
+    CHECKPOINTS = "checkpoints";
+    /// Folder of TensorBoard event files.
+    TENSORBOARD = "tensorboard";
+    /// Folder of offloaded state, unless `offload.dir` is set.
+    OFFLOADED = "offloaded";
+    /// Locked by rank 0 of a training.
+    TRAIN_LOCK = "train.lock";
+    /// Folder of the later launches of a training.
+    RELAUNCH = "relaunch";
+}
 
 /// File with the hardware of node `index`, where nodes differ: `machine-1.json`.
 pub fn machine_name(index: usize) -> String {

@@ -88,9 +88,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::BenchRow;
     use crate::result::RankExit;
     use crate::run_folder::{RunKind, StepMetrics};
+    use crate::train_event::Event;
+    use crate::{BenchRow, BenchTable};
 
     fn events() -> impl Strategy<Value = RunEvent> {
         let text = || ".*".prop_map(|text: String| text);
@@ -109,12 +110,12 @@ mod tests {
             text().prop_map(|text| RunEvent::Warning { text }),
             (any::<u64>(), 0.0..1e3)
                 .prop_map(|(step, val_loss)| RunEvent::Validation { step, val_loss }),
-            Just(RunEvent::TrainingStarted { info: Box::default() }),
-            (any::<u64>(), text(), 0.0..1e3).prop_map(|(step, dir, save_seconds)| {
-                RunEvent::Checkpoint { step, dir, save_seconds }
+            Just(RunEvent::Training { training: Event::Start(Box::default()) }),
+            (any::<u64>(), text(), 0.0..1e3).prop_map(|(step, dir, seconds)| {
+                RunEvent::Training { training: Event::Checkpoint { step, dir, seconds } }
             }),
-            Just(RunEvent::TrainingEnded { summary: Box::default() }),
-            Just(RunEvent::BenchTable { table: Box::default() }),
+            Just(RunEvent::Training { training: Event::End(Box::default()) }),
+            Just(RunEvent::BenchTable { table: BenchTable::default() }),
             any::<u64>().prop_map(|size_bytes| {
                 RunEvent::BenchRow { row: Box::new(BenchRow { size_bytes, ..Default::default() }) }
             }),

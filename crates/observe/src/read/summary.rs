@@ -148,13 +148,11 @@ fn recorded_kind(path: &Path) -> Option<RunKind> {
     let RunEvent::Launched { command, kind, .. } = Record::parse(&line).ok()?.event else {
         return None;
     };
-    let is_regatta = |program: &String| Path::new(program).ends_with("regatta");
-    kind.or_else(|| match &command[..] {
-        [program, subcommand, ..] if is_regatta(program) => match subcommand.as_str() {
-            "train" => Some(RunKind::Train),
-            "bench" => Some(RunKind::Bench),
-            _ => None,
-        },
+    let is_regatta = |program| Path::new(program).ends_with("regatta");
+    let words: Vec<&str> = command.iter().map(String::as_str).collect();
+    kind.or_else(|| match words[..] {
+        [program, "train", ..] if is_regatta(program) => Some(RunKind::Train),
+        [program, "bench", ..] if is_regatta(program) => Some(RunKind::Bench),
         _ => None,
     })
 }

@@ -8,11 +8,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use regatta_launch::run_folder::RunFolder;
-use regatta_model::document;
 use regatta_model::result::{RankExit, RunResult};
 use regatta_model::run_folder::{
     BENCH_LOCK, CONFIG, EVENTS, METRICS, RESULT, Record, RunEvent, RunKind, StepMetrics, TRAIN_LOCK,
 };
+use regatta_model::train_event::Event;
+use regatta_model::{BenchTable, document};
 use regatta_observe::read::{
     Followed, LineFollower, NewLines, ReadError, Run, RunFollower, RunState, Source, Update,
     metrics, progress,
@@ -382,11 +383,12 @@ fn run_with_records_of_both_versions_is_read() {
         (RunEvent::Launched { kind, .. }, Source::Events { launch, .. }) => {
             Some(format!("{launch}: {kind:?} {}", found.record.time.is_some()))
         }
-        (RunEvent::TrainingStarted { info }, Source::Events { launch, .. }) => {
-            Some(format!("{launch}: starts after {} on {}", info.start_step, info.ranks))
-        }
-        (RunEvent::Checkpoint { step, dir, .. }, _) => Some(format!("{dir} of {step}")),
-        (RunEvent::TrainingEnded { summary }, _) => Some(format!("ends at {}", summary.step)),
+        (RunEvent::Training { training }, Source::Events { launch, .. }) => match training {
+            Event::Start(info) => Some(format!("{launch}: starts after step {}", info.start_step)),
+            Event::Checkpoint { step, dir, .. } => Some(format!("{launch}: {dir} of {step}")),
+            Event::End(summary) => Some(format!("{launch}: ends at {}", summary.step)),
+            _ => None,
+        },
         _ => None,
     };
     let found: Vec<String> = update.records.iter().filter_map(name).collect();
@@ -394,9 +396,9 @@ fn run_with_records_of_both_versions_is_read() {
         "0: None false",
         "1: None false",
         "2: Some(Train) true",
-        "2: starts after 10 on 2",
-        "train/checkpoints/step-00000012 of 12",
-        "ends at 12",
+        "2: starts after step 10",
+        "2: train/checkpoints/step-00000012 of 12",
+        "2: ends at 12",
     ];
     assert_eq!(found, expected);
     assert_eq!(metrics(run.path()).len(), 15, "12 steps and 3 validations");
@@ -457,7 +459,7 @@ fn runs_of_a_sweep_are_followed_while_they_start_one_after_the_other() {
     for (launch, number) in (1..=10).enumerate() {
         let mut written = RunFolder::create(&folder.0.join(number.to_string())).unwrap();
         written.append_event(&launched(0));
-        written.append_event(&of_rank(0, RunEvent::BenchTable { table: Box::default() }));
+        written.append_event(&of_rank(0, RunEvent::BenchTable { table: BenchTable::default() }));
         written.append_event(&of_rank(0, RunEvent::Exited { exit: RankExit::Exit(0) }));
         let update = follower.poll();
         assert_eq!((exits(&update), update.ended), (vec![(launch, 0, 0)], false), "{number}");

@@ -1,7 +1,7 @@
 //! A progress bar on the terminal.
 
 use regatta_draw::bar::progress_line;
-use regatta_draw::screen::StatusLine;
+use regatta_draw::screen::ERASE_LINE;
 use regatta_model::units::format_duration;
 
 use crate::commands::launch::QueuedOutput;
@@ -9,7 +9,7 @@ use crate::output::{self, Stream};
 
 /// A progress bar, erased when it is dropped; invisible unless standard error is a terminal.
 pub struct ProgressBar {
-    line: StatusLine,
+    shown: bool,
     terminal: bool,
     /// Standard error, if the launcher writes it.
     queued: Option<QueuedOutput>,
@@ -18,26 +18,26 @@ pub struct ProgressBar {
 impl ProgressBar {
     /// A hidden bar, written through a queue if one is given.
     pub fn new(queued: Option<QueuedOutput>) -> Self {
-        Self { line: StatusLine::default(), terminal: Stream::Stderr.is_terminal(), queued }
+        Self { shown: false, terminal: Stream::Stderr.is_terminal(), queued }
     }
 
     /// Draws the bar of a task, with the estimated seconds left, 0 if they are not known.
     pub fn show(&mut self, task: &str, done: usize, total: usize, eta_s: f64) {
         if self.terminal {
-            let text = self.line.draw(&line(task, done, total, eta_s));
-            self.write(&text);
+            self.write(&format!("{ERASE_LINE}{}", line(task, done, total, eta_s)));
+            self.shown = true;
         }
     }
 
     /// Erases the bar before other output.
     pub fn hide(&mut self) {
-        let erase = self.line.erase();
-        self.write(erase);
+        if std::mem::take(&mut self.shown) {
+            self.write(ERASE_LINE);
+        }
     }
 
     fn write(&self, text: &str) {
         match &self.queued {
-            _ if text.is_empty() => {}
             Some(stderr) => stderr.print(text),
             None => output::eprint(text),
         }

@@ -16,10 +16,8 @@ pub trait EventReporter {
     /// Reports an event.
     fn on_event(&mut self, event: Self::Event);
 
-    /// What an event adds to the run folder.
-    fn record(&mut self, _: &Self::Event) -> FrameRecord {
-        FrameRecord::default()
-    }
+    /// Tells what an event adds to the run folder.
+    fn record(&mut self, _: &Self::Event, _: &mut FrameRecord) {}
 
     /// Reports that an event could not be received.
     fn on_event_error(&mut self, error: ChannelError);
@@ -53,17 +51,13 @@ impl<R: EventReporter> JobObserver for RankEvents<'_, R> {
         true
     }
 
-    fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> FrameRecord {
+    fn on_frame(&mut self, rank: u32, bytes: &[u8], record: &mut FrameRecord) {
         match channel::decode_from(rank, bytes) {
             Ok(event) => {
-                let record = self.0.record(&event);
+                self.0.record(&event, record);
                 self.0.on_event(event);
-                record
             }
-            Err(error) => {
-                self.0.on_event_error(error);
-                FrameRecord::default()
-            }
+            Err(error) => self.0.on_event_error(error),
         }
     }
 

@@ -74,13 +74,11 @@ pub fn set_request(config: &mut JobConfig, discovery: &Discovery, task: RankTask
     }
     let machine = (!discovery.needs_agents()).then(|| discovery.machines[0].clone());
     let user_command = rank_worker::command_line();
-    // Those of `doctor` test the nodes and need nothing of them.
-    let tests_nodes = matches!(task, RankTask::Doctor(_));
-    let saves_on_signal = matches!(&task, RankTask::Train(task) if !task.smoke);
-    let kind = match &task {
-        RankTask::Bench(_) => RunKind::Bench,
-        RankTask::Train(_) => RunKind::Train,
-        RankTask::Doctor(_) => RunKind::Launch,
+    let (kind, tests_nodes, saves_on_signal) = match &task {
+        RankTask::Bench(_) => (RunKind::Bench, false, false),
+        // They test the nodes and need nothing of them.
+        RankTask::Doctor(_) => (RunKind::Launch, true, false),
+        RankTask::Train(task) => (RunKind::Train, false, !task.smoke),
     };
     let request = RankRequest { task, command_line: user_command.clone(), machine };
     config.workload = Workload::OwnRanks(OwnRanks {

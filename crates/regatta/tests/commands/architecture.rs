@@ -234,8 +234,9 @@ const NUMBERED_NAMES: [&str; 5] =
 fn declared_names() -> Vec<String> {
     let sources = sources("crates/model");
     let of_line = |line: &str| {
-        let (constant, value) = line.strip_prefix("pub const ")?.split_once(": &str = \"")?;
-        (constant != "VARIABLE" && constant != "ROOT").then(|| value.replace("\";", ""))
+        let (constant, value) = line.trim().split_once(" = \"")?;
+        let is_variable_or_root = ["VARIABLE", "ROOT"].iter().any(|name| constant.contains(name));
+        (!is_variable_or_root).then(|| value.strip_suffix("\";").map(str::to_owned)).flatten()
     };
     sources["run_folder/mod.rs"].lines().filter_map(of_line).collect()
 }

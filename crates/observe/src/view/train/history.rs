@@ -109,9 +109,7 @@ impl RunHistory {
         (self.train_losses, self.val_losses) = Default::default();
         for record in recorded {
             match &record.event {
-                RunEvent::Step(found) if found.step <= last_step => {
-                    self.train_losses.add(found.step, found.loss);
-                }
+                RunEvent::Step(s) if s.step <= last_step => self.train_losses.add(s.step, s.loss),
                 RunEvent::Validation { step, val_loss } if *step <= last_step => {
                     self.add_validation(*step, *val_loss);
                 }

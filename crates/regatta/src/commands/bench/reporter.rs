@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use regatta_comm::schedule::algorithm_table::AlgorithmTable;
 use regatta_launch::channel::ChannelError;
 use regatta_launch::status::FrameRecord;
-use regatta_measure::collectives::{BenchEvent, BenchProgress};
+use regatta_measure::collectives::BenchEvent;
 use regatta_measure::write::{self, TableLayout};
 use regatta_measure::{pairs, roofline};
 use regatta_model::bench::{BenchDevice, BenchSummary, PairMatrices, RankRoofline};
@@ -74,9 +74,7 @@ impl EventReporter for Reporter {
             BenchEvent::Pairs(pairs) => self.set_pairs(*pairs),
             BenchEvent::Rooflines(rooflines) => self.set_rooflines(rooflines),
             BenchEvent::TuningTable(table) => self.write_tuning_table(&table),
-            BenchEvent::Progress(BenchProgress { task, done, total, eta_s }) => {
-                self.bar.show(&task, done, total, eta_s);
-            }
+            BenchEvent::Progress(at) => self.bar.show(&at.task, at.done, at.total, at.eta_s),
             BenchEvent::Note(note) => {
                 self.bar.hide();
                 self.printer.note(&note);
@@ -94,15 +92,12 @@ impl EventReporter for Reporter {
         }
     }
 
-    fn record(&mut self, event: &BenchEvent) -> FrameRecord {
-        let event = match event {
-            BenchEvent::TableStarted(table) => {
-                Some(RunEvent::BenchTable { table: Box::new(table.clone()) })
-            }
+    fn record(&mut self, event: &BenchEvent, record: &mut FrameRecord) {
+        record.event = match event {
+            BenchEvent::TableStarted(table) => Some(RunEvent::BenchTable { table: table.clone() }),
             BenchEvent::Row(row) => Some(RunEvent::BenchRow { row: row.clone() }),
             _ => None,
         };
-        FrameRecord { event, ..FrameRecord::default() }
     }
 
     fn on_event_error(&mut self, error: ChannelError) {
@@ -338,7 +333,7 @@ mod tests {
         let mut reporter = Reporter::new(&options, None, ReporterOutput::default())?;
         reporter.on_event(BenchEvent::TableStarted(BenchTable::default()));
         reporter.on_event(BenchEvent::Row(Box::default()));
-        RankEvents(&mut reporter).on_frame(0, frame);
+        RankEvents(&mut reporter).on_frame(0, frame, &mut FrameRecord::default());
         reporter.finish()
     }
 

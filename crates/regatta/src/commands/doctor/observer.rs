@@ -112,7 +112,7 @@ impl DoctorObserver {
 }
 
 impl JobObserver for DoctorObserver {
-    fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> FrameRecord {
+    fn on_frame(&mut self, rank: u32, bytes: &[u8], _: &mut FrameRecord) {
         match channel::decode_from(rank, bytes) {
             Ok(NodeReport::Collected(facts)) => {
                 self.reports.insert(facts.host.clone(), (*facts, false));
@@ -123,7 +123,6 @@ impl JobObserver for DoctorObserver {
             Err(error) => self.output.note(&error.to_string()),
         }
         self.show_progress();
-        FrameRecord::default()
     }
 
     fn on_status(&mut self, status: &JobStatus<'_>) {
