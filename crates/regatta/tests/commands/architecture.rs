@@ -230,13 +230,14 @@ fn deterministic_parts_of_train_do_no_io() {
 const NUMBERED_NAMES: [&str; 5] =
     ["\"restart-{", "\"repetition-{", "}-nodes\"", "\"rank-{rank}.log", "\"rank-{rank}.out"];
 
-/// The names that `model::run_folder` declares, of which this may be a folder: `"log"`.
+/// The names of files and folders that `model::run_folder` declares.
 fn declared_names() -> Vec<String> {
     let sources = sources("crates/model");
     let of_line = |line: &str| {
         let (constant, value) = line.trim().split_once(" = \"")?;
-        let is_variable_or_root = ["VARIABLE", "ROOT"].iter().any(|name| constant.contains(name));
-        (!is_variable_or_root).then(|| value.strip_suffix("\";").map(str::to_owned)).flatten()
+        let others = ["VARIABLE", "ROOT", "SUFFIX"];
+        let is_name = !others.iter().any(|name| constant.contains(name));
+        value.strip_suffix("\";").filter(|_| is_name).map(str::to_owned)
     };
     sources["run_folder/mod.rs"].lines().filter_map(of_line).collect()
 }
