@@ -14,6 +14,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use regatta_model::run_folder::{LOG, log_name};
 use regatta_predict::shape::{Family, ModelShape};
 
 /// Median and quartiles of many runs.
@@ -166,7 +167,8 @@ pub fn stdout_of(command: &mut Command) -> Result<String> {
 
 /// Removes a run folder and returns rank 0's log.
 pub fn take_log(run_dir: &Path) -> Result<String> {
-    let text = std::fs::read_to_string(run_dir.join("log/rank-0.out")).context("rank 0's log")?;
+    let text = std::fs::read_to_string(run_dir.join(LOG).join(log_name(0, 0, false)))
+        .context("rank 0's log")?;
     std::fs::remove_dir_all(run_dir).with_context(|| run_dir.display().to_string())?;
     Ok(text)
 }

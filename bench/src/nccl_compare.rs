@@ -100,7 +100,7 @@ impl Comparison {
         function: Function,
         choice: Option<Choice>,
     ) -> Result<Vec<(u64, f64)>> {
-        let [run_dir, out] = ["run", "result.json"].map(|name| folder.join(name));
+        let [run_dir, out] = ["run", "times.json"].map(|name| folder.join(name));
         let mut command = Command::new(regatta);
         command.args(["bench", function.name(), "--backend", "nccl"]).args(&self.options);
         command.arg("--run-dir").arg(&run_dir).arg("-J").arg(&out);

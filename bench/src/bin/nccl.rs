@@ -61,7 +61,7 @@ fn launch(regatta: &Path, folder: &Path, ranks: u32, command: &[&OsStr]) -> Resu
 
 fn regatta_times(regatta: &Path, folder: &Path, ranks: u32) -> Result<Times> {
     let mut times = Times::new();
-    let out = folder.join("result.json");
+    let out = folder.join("times.json");
     for size in SIZES {
         let options = format!("-b {size} -e {size} -f 2 -n {ITERATIONS} --backend nccl -J");
         let mut command: Vec<&OsStr> = vec![regatta.as_ref(), "bench".as_ref(), "all".as_ref()];

@@ -13,6 +13,7 @@ use anyhow::{Context, Result};
 use regatta_benchmarks::{TempDir, number_argument, regatta_binary, stdout_of, take_log};
 use regatta_comm::bootstrap::BootstrapConfig;
 use regatta_comm::{Collectives, Comm, ReduceOp, hierarchical};
+use regatta_model::run_folder::BENCH_RESULT;
 use regatta_model::{BenchResult, Measurement, document};
 
 /// Set in ranks of the bare loop.
@@ -55,7 +56,7 @@ fn benchmark(regatta: &Path, folder: &Path) -> Result<Latency> {
     command.args(["bench", "all-reduce", "-b", "8", "-e", "8", "-c", "0", "--backend", "host"]);
     command.args(["-n", &CALLS.to_string(), "-w", &WARM_UP.to_string(), "--ranks", "2"]);
     stdout_of(command.arg("--run-dir").arg(folder))?;
-    let file = folder.join("bench.json");
+    let file = folder.join(BENCH_RESULT);
     let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
     let result: BenchResult = document::from_json(&text)?;
     let row = result.tables.first().and_then(|table| table.rows.first()).context("no size")?;

@@ -7,6 +7,14 @@ use crate::line::StyledLine;
 /// Eighths of a character, from low to high.
 pub const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
+/// Width of the bar of a line, in characters.
+const PROGRESS_WIDTH: usize = 24;
+
+/// A progress bar with what is done of a task, and the time left.
+pub fn progress_line(task: &str, done: usize, total: usize, time_left: &str) -> String {
+    format!("{} {done}/{total}  {task}  {time_left}", progress(done, total, PROGRESS_WIDTH))
+}
+
 /// A progress bar.
 pub fn progress(done: usize, total: usize, width: usize) -> String {
     let filled = (done.min(total) * width).checked_div(total).unwrap_or(0);

@@ -30,6 +30,13 @@ pub fn keep_colours(text: &str) -> String {
     Sanitizer::default().push(text)
 }
 
+/// A line of which only the colours are kept, which end with it.
+pub fn coloured_line(text: &str) -> String {
+    let line = keep_colours(text);
+    let reset = if line.contains('\x1b') { "\x1b[0m" } else { "" };
+    line + reset
+}
+
 impl Sanitizer {
     /// The next piece of the text, sanitized.
     pub fn push(&mut self, text: &str) -> String {

@@ -149,7 +149,7 @@ fn a_frame_repaints_what_changed_and_a_screen_in_place_everything() {
     let frame = full.draw(&second, SIZE, true);
     assert_eq!(frame.matches("\x1b[K").count(), 1, "{frame:?}");
     let mut inline = InlineScreen::default();
-    inline.draw(&first, SIZE.width, true);
-    let frame = inline.draw(&second, SIZE.width, true);
+    inline.draw(&first, SIZE.width, true, 0.0);
+    let frame = inline.draw(&second, SIZE.width, true, 1.0);
     assert_eq!(frame.matches("\x1b[K").count(), second.len(), "{frame:?}");
 }

@@ -123,22 +123,23 @@ impl AttemptSpec {
             folder.write(&machine_name(i), &document::to_json(machine)?)?;
         }
         folder.write(run_folder::PLACEMENT, &document::to_json(&self.job.placement)?)?;
-        let environment = serde_json::to_string_pretty(&self.environment())?;
+        let environment = document::to_json(&self.environment())?;
         Ok(folder.write(run_folder::ENVIRONMENT, &environment)?)
     }
 
     /// Splits the environment into common and per-rank variables.
-    pub fn environment(&self) -> JobEnvironment<&EnvVar> {
+    pub fn environment(&self) -> JobEnvironment {
         let mut counts: HashMap<(&String, &Option<String>), usize> = HashMap::new();
         for v in self.ranks.iter().flat_map(|r| &r.variables) {
             *counts.entry((&v.variable, &v.value)).or_default() += 1;
         }
         let is_common = |v: &&EnvVar| counts[&(&v.variable, &v.value)] == self.ranks.len();
-        let ranks = self.ranks.iter();
-        let own =
-            ranks.map(|r| (r.spec.rank, r.variables.iter().filter(|v| !is_common(v)).collect()));
+        let own = |r: &AttemptRank| r.variables.iter().filter(|v| !is_common(v)).cloned().collect();
         let first = self.ranks.first().into_iter().flat_map(|r| &r.variables);
-        JobEnvironment { common: first.filter(is_common).collect(), ranks: own.collect() }
+        JobEnvironment {
+            common: first.filter(is_common).cloned().collect(),
+            ranks: self.ranks.iter().map(|r| (r.spec.rank, own(r))).collect(),
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use regatta_model::run_folder::RunKind;
 use regatta_model::{JobSpec, Machine, ReservedCores, SmtPolicy};
 use regatta_place::environment::Framework;
 use regatta_place::site_profile::PlacementDefaults;
@@ -66,6 +67,8 @@ pub struct OwnRanks {
     pub command: Vec<OsString>,
     /// Command line of the user, for the result.
     pub user_command: Vec<String>,
+    /// What they do, for readers of the run folder.
+    pub kind: RunKind,
     /// The request: input of the ranks' channels.
     pub request: Arc<[u8]>,
     /// Working directory on other nodes; `None`: that of the launcher.

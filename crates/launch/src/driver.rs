@@ -57,7 +57,7 @@ pub fn dry_run(job: &mut Job<'_>, mut discovery: Discovery) -> Result<AttemptSpe
     nodes.truncate(nodes.len() - job.config.spares as usize);
     let mut attempt = LocalTarget::new(job.config, discovery, &new_run_id(), None).plan(0, &[])?;
     for part in &mut job.parts {
-        part.plan(&mut attempt, Path::new("RUN-FOLDER")).map_err(LaunchError::Part)?;
+        part.plan(&mut attempt, Path::new(run_folder::PLACEHOLDER)).map_err(LaunchError::Part)?;
     }
     Ok(attempt)
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant, SystemTime};
 
 use regatta_model::result::{RankExit, RankFailure, RunResult, STOPPED_EARLY};
-use regatta_model::run_folder::{Record, RunEvent};
+use regatta_model::run_folder::{Record, RunEvent, RunKind};
 
 use crate::attempt::AttemptSpec;
 use crate::config::JobConfig;
@@ -15,7 +15,7 @@ use crate::process::StartError;
 use crate::reaper;
 use crate::run_folder::RunFolder;
 use crate::signal_dedup::{NodeSignalDedup, SignalSource};
-use crate::status::{JobObserver, JobStatus};
+use crate::status::{FrameRecord, JobObserver, JobStatus};
 use crate::supervisor::{Supervisor, SupervisorInput};
 use crate::worker_group::{JobEvent, RankControl, WorkerGroup};
 
@@ -100,7 +100,8 @@ pub fn run(
         host,
     };
     let command = config.workload.user_command();
-    let launched = RunEvent::Launched { attempt: attempt.number, command };
+    let kind = config.workload.own_ranks().map_or(RunKind::Launch, |ranks| ranks.kind);
+    let launched = RunEvent::Launched { attempt: attempt.number, command, kind: Some(kind) };
     driver.record(None, launched);
     driver.run(observer);
     driver.outcome()
@@ -138,8 +139,10 @@ impl AttemptDriver<'_> {
             match event {
                 Some(JobEvent::Frame { rank, bytes }) => {
                     self.supervise(SupervisorInput::Progress);
-                    let text = may_block(|| observer.on_frame(rank, &bytes));
-                    self.append_log(rank, false, text.as_bytes());
+                    let mut record = FrameRecord::default();
+                    may_block(|| observer.on_frame(rank, &bytes, &mut record));
+                    self.append_log(rank, false, record.log.as_bytes());
+                    record.event.into_iter().for_each(|event| self.record(Some(rank), event));
                 }
                 Some(JobEvent::Notice(text)) => {
                     may_block(|| observer.on_status(&JobStatus::Notice(&text)));

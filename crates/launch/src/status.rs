@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use regatta_model::result::RunResult;
-use regatta_model::run_folder::Record;
+use regatta_model::run_folder::{Record, RunEvent};
 
 use crate::attempt::AttemptSpec;
 use crate::lines::MergedLine;
@@ -43,6 +43,15 @@ pub enum JobStatus<'a> {
     AgentsKilled { hosts: Vec<&'a str> },
 }
 
+/// What a frame of a rank adds to the run folder.
+#[derive(Debug, Default)]
+pub struct FrameRecord {
+    /// Text for the rank's log, possibly empty.
+    pub log: String,
+    /// The event, if it is one of the run.
+    pub event: Option<RunEvent>,
+}
+
 /// Receives the output, the messages and the status of a job. No method may block.
 pub trait JobObserver {
     /// Shows a line of output; false if it does not accept one now.
@@ -60,11 +69,9 @@ pub trait JobObserver {
         true
     }
 
-    /// Handles a frame of a rank's channel, and returns its text for the rank's log, possibly empty. It
-    /// may overtake lines that wait for identical lines of other ranks.
-    fn on_frame(&mut self, _rank: u32, _bytes: &[u8]) -> String {
-        String::new()
-    }
+    /// Handles a frame of a rank's channel, and tells what it adds to the run folder. It may overtake
+    /// lines that wait for identical lines of other ranks.
+    fn on_frame(&mut self, _rank: u32, _bytes: &[u8], _record: &mut FrameRecord) {}
 
     /// Takes note of a change.
     fn on_status(&mut self, _: &JobStatus<'_>) {}
@@ -113,8 +120,8 @@ impl JobObserver for Observers<'_> {
         idle
     }
 
-    fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String {
-        self.list.iter_mut().map(|observer| observer.on_frame(rank, bytes)).collect()
+    fn on_frame(&mut self, rank: u32, bytes: &[u8], record: &mut FrameRecord) {
+        self.list.iter_mut().for_each(|observer| observer.on_frame(rank, bytes, record));
     }
 
     fn on_status(&mut self, status: &JobStatus<'_>) {

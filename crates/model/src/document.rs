@@ -12,6 +12,8 @@ pub trait Document: Serialize + DeserializeOwned {
     const VERSION: u32;
     /// The command that writes such a file.
     const WRITTEN_BY: &'static str = "regatta";
+    /// Whether a file without a format field is of version 1, which had none at first.
+    const FORMAT_IS_OPTIONAL: bool = false;
 
     /// The first inconsistency that the types do not rule out, such as a GPU on a NUMA node that
     /// does not exist.
@@ -64,9 +66,12 @@ pub fn to_json_line<T: Document>(body: &T) -> Result<String, serde_json::Error> 
 /// Parses a document and checks its consistency.
 pub fn from_json<T: Document>(text: &str) -> Result<T, DocumentError> {
     let json = |source| DocumentError::Json { kind: T::KIND, source, writer: T::WRITTEN_BY };
-    let header: Header = serde_json::from_str(text).map_err(json)?;
-    if header.format != format_tag::<T>() {
-        let (found, expected, writer) = (header.format, format_tag::<T>(), T::WRITTEN_BY);
+    let found = match serde_json::from_str(text).map(|Header { format }| format) {
+        Err(_) if T::FORMAT_IS_OPTIONAL => format!("regatta-{}/1", T::KIND),
+        parsed => parsed.map_err(json)?,
+    };
+    if found != format_tag::<T>() {
+        let (expected, writer) = (format_tag::<T>(), T::WRITTEN_BY);
         return Err(DocumentError::WrongFormat { found, expected, writer });
     }
     let body: T = serde_json::from_str(text).map_err(json)?;
@@ -79,6 +84,7 @@ pub fn from_json<T: Document>(text: &str) -> Result<T, DocumentError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run_folder::JobEnvironment;
     use crate::{Machine, Placement};
 
     #[test]
@@ -86,6 +92,21 @@ mod tests {
         let text = to_json(&Machine::default()).unwrap();
         let error = from_json::<Placement>(&text).unwrap_err().to_string();
         assert!(error.contains("regatta-machine/1") && error.contains("regatta-placement/1"));
+    }
+
+    #[test]
+    fn environment_without_a_format_is_of_version_1() {
+        let environment = JobEnvironment { common: Vec::new(), ranks: [(0, Vec::new())].into() };
+        let text = to_json(&environment).unwrap();
+        assert!(text.contains("regatta-environment/1"), "{text}");
+        for text in [&*text, r#"{"common": [], "ranks": {"0": []}}"#] {
+            assert_eq!(from_json::<JobEnvironment>(text).unwrap(), environment);
+        }
+        let later = text.replace("environment/1", "environment/2");
+        let error = from_json::<JobEnvironment>(&later).unwrap_err().to_string();
+        assert!(error.contains("expected \"regatta-environment/1\""), "{error}");
+        let error = from_json::<JobEnvironment>("[]").unwrap_err().to_string();
+        assert!(error.starts_with("not a environment file"), "{error}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The resolved parallel configuration of a training run. No I/O.
 
 use regatta_comm::enum_names;
+use serde::{Deserialize, Serialize};
 
 use crate::mesh::Mesh;
 use crate::pipeline::{PipelineSize, ScheduleKind};
@@ -45,7 +46,7 @@ impl ParallelLayout {
 }
 
 /// A memory tier.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Tier {
     /// Device memory.
     #[default]

@@ -155,7 +155,7 @@ pub enum Command {
     /// Run this node's ranks on behalf of `regatta launch`, which starts it
     #[command(hide = true)]
     Agent(AgentArgs),
-    /// Run as a rank of `regatta bench`, which starts it
+    /// Run as a rank of `regatta bench`, `train` or `doctor`, which starts it
     #[command(hide = true)]
     RankWorker,
     /// Print a shell completion script

@@ -1,9 +1,10 @@
 //! Learning-rate schedules. No I/O.
 
 use regatta_comm::enum_names;
+use serde::{Deserialize, Serialize};
 
 /// Learning-rate decay after the warmup.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LrDecay {
     /// Half a cosine period.
     Cosine,
@@ -16,7 +17,7 @@ pub enum LrDecay {
 enum_names!(LrDecay, "All decays.", Cosine "cosine", Linear "linear", Constant "constant");
 
 /// Scaling of the learning rate with the number of data-parallel replicas.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LrScaling {
     /// None: correct if the global batch stays the same.
     None,

@@ -15,15 +15,18 @@ pub fn checkpoint_dir(config: &Config, run: &Path) -> PathBuf {
     }
 }
 
+/// The configuration of the run in a folder. That of another version may not parse.
+pub fn saved_config(run: &Path) -> Option<Config> {
+    let path = run.join(CONFIG);
+    let text = regular_file::read_to_string(&path, MAX_CONFIG_BYTES).ok();
+    text.filter(|text| !text.is_empty()).and_then(|text| Config::from_toml(&path, &text).ok())
+}
+
 /// The checkpoint directory for a path given by the user: that of the run folder at the path, or the path
 /// itself.
 pub fn find_checkpoint_dir(folder: &Path) -> PathBuf {
-    let path = folder.join(CONFIG);
-    let text = regular_file::read_to_string(&path, MAX_CONFIG_BYTES).ok();
-    // A configuration of another version may not parse; checkpoints can still be found.
-    let config = text.and_then(|text| Config::from_toml(&path, &text).ok());
-    let configured =
-        config.map(|config| checkpoint_dir(&config, folder)).filter(|dir| dir.is_dir());
+    let configured = saved_config(folder).map(|config| checkpoint_dir(&config, folder));
+    let configured = configured.filter(|dir| dir.is_dir());
     let inside = Some(folder.join(CHECKPOINTS)).filter(|dir| dir.is_dir());
     configured.or(inside).unwrap_or_else(|| folder.to_owned())
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use regatta_model::hostlist;
 use regatta_model::result::RankExit;
+use regatta_model::run_folder::{BOOTSTRAP, LOG, marker_name};
 use regatta_place::rendezvous;
 use regatta_wire::clock;
 use regatta_wire::secret::Secret;
@@ -129,7 +130,7 @@ impl AgentConnector<'_, '_> {
         let secret = Secret::generate().map_err(LaunchError::io("generate the job's secret"))?;
         let coordinator = Coordinator::listen(&agents.hosts, secret.clone(), timeouts);
         let coordinator = coordinator.map_err(LaunchError::io("listen for agents"))?;
-        let marker = TempFile::create(self.folder.join(format!("log/.{run}")), "")?;
+        let marker = TempFile::create(self.folder.join(LOG).join(marker_name(run)), "")?;
         let root = addresses(discovery).into_iter();
         let bootstrap = BootstrapDocument {
             version: bootstrap_document::VERSION,
@@ -145,7 +146,7 @@ impl AgentConnector<'_, '_> {
         let bootstrap = bootstrap.to_text()?;
         let mut files = match agents.launcher.bootstraps_via_stdin() {
             true => Vec::new(),
-            false => vec![TempFile::create(self.folder.join("boot"), &bootstrap)?],
+            false => vec![TempFile::create(self.folder.join(BOOTSTRAP), &bootstrap)?],
         };
         let commands = agents.commands(files.first().map(|f| f.0.as_path()))?;
         let unset = commands.iter().flat_map(|command| command.env_remove.clone()).collect();

@@ -31,11 +31,11 @@ pub(super) fn node_launches(
         RankLaunch {
             rank,
             command: (spec.command != workload.command()).then(|| spec.command.clone()),
-            env: own.map(|&variable| setting(variable)).collect(),
+            env: own.map(setting).collect(),
             binding: spec.binding.clone(),
         }
     };
-    let common: Vec<EnvSetting> = environment.common.iter().map(|&v| setting(v)).collect();
+    let common: Vec<EnvSetting> = environment.common.iter().map(setting).collect();
     // All ranks have the same.
     let input = attempt.ranks.first().and_then(|rank| rank.spec.input.as_deref());
     let node_launch = |ranks: &[u32]| NodeLaunch {

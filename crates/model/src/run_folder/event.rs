@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::StepMetrics;
-use crate::finite_or_null;
+use super::{RunKind, StepMetrics};
 use crate::result::RankExit;
+use crate::{BenchRow, BenchTable, finite_or_null, train_event};
 
 /// An event of a run. The rank that it is about is that of its [`super::Record`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -18,6 +18,9 @@ pub enum RunEvent {
         #[serde(default)]
         attempt: u32,
         command: Vec<String>,
+        /// What it does. Earlier versions do not have it: readers guess by files and the command.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        kind: Option<RunKind>,
     },
     /// The process of a rank was started.
     Started { pid: u32 },
@@ -51,6 +54,13 @@ pub enum RunEvent {
         #[serde(with = "finite_or_null")]
         val_loss: f64,
     },
+    /// A training starts, also after a resume or a restart, has a checkpoint or ends. Rank 0 reports it to
+    /// the launcher.
+    Training { training: train_event::Event },
+    /// A benchmark starts a table, which is still empty.
+    BenchTable { table: BenchTable },
+    /// A row of the last table was measured.
+    BenchRow { row: Box<BenchRow> },
     /// An event of another version, with all its fields.
     #[serde(untagged)]
     Other(Map<String, Value>),

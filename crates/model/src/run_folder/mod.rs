@@ -7,12 +7,14 @@
 
 mod environment;
 mod event;
+mod kind;
 pub(crate) mod metrics;
 mod record;
 mod run_id;
 
 pub use environment::{EnvVar, JobEnvironment};
 pub use event::RunEvent;
+pub use kind::RunKind;
 pub use metrics::{GpuMemory, StepMetrics, StepSeconds};
 pub use record::{Record, RecordError, VERSION};
 pub use run_id::{run_id, run_id_time, unix_seconds, utc_date};
@@ -21,68 +23,66 @@ pub use run_id::{run_id, run_id_time, unix_seconds, utc_date};
 pub const VARIABLE: &str = "REGATTA_RUN_DIR";
 /// Default folder of run folders.
 pub const ROOT: &str = "runs";
+/// A run folder in what is shown of a job that is not started.
+pub const PLACEHOLDER: &str = "RUN-FOLDER";
 
-/// What the launcher did and saw, one [`Record`] per line. The launcher holds a lock on it while it runs.
-pub const EVENTS: &str = "events.jsonl";
-/// Steps and validations of a training, one [`Record`] per line.
-pub const METRICS: &str = "metrics.jsonl";
-/// The outcome: [`crate::result::RunResult`]. Replaced at the end of each attempt.
-pub const RESULT: &str = "result.json";
-/// The hardware of the first node: [`crate::Machine`].
-pub const MACHINE: &str = "machine.json";
-/// [`crate::Placement`].
-pub const PLACEMENT: &str = "placement.json";
-/// Variables of the ranks, with reasons: [`JobEnvironment`].
-pub const ENVIRONMENT: &str = "environment.json";
-/// Folder of the ranks' output.
-pub const LOG: &str = "log";
-/// Report of `--check-net`.
-pub const NET_REPORT: &str = "net.json";
-/// Folder of NCCL's debug logs of `--check-net`.
-pub const NET_LOGS: &str = "net";
-/// Folder of the event and status files of `--profile`, and the plug-in that writes them.
-pub const COMMS: &str = "comms";
-/// Folder of the plug-ins of `--tuner` and `--net-plugin`.
-pub const PLUGINS: &str = "plugins";
-/// Results of `regatta bench`.
-pub const BENCH_RESULT: &str = "bench.json";
-/// Locked during the runs of a sweep or scan of `regatta bench`, whose run folders are below its own.
-pub const BENCH_LOCK: &str = "bench.lock";
-/// The resolved configuration of a training.
-pub const CONFIG: &str = "config.toml";
-/// Folder of checkpoints, unless `checkpoint.dir` is set.
-pub const CHECKPOINTS: &str = "checkpoints";
-/// Folder of TensorBoard event files.
-pub const TENSORBOARD: &str = "tensorboard";
-/// Folder of offloaded state, unless `offload.dir` is set.
-pub const OFFLOADED: &str = "offloaded";
-/// Locked by rank 0 of a training.
-pub const TRAIN_LOCK: &str = "train.lock";
-/// Folder of the later launches of a training.
-pub const RELAUNCH: &str = "relaunch";
+/// Name of the tuner's table in [`PLUGINS`].
+pub const TUNING_TABLE: &str = "tuning.txt";
 
-/// Everything at the top of a run folder, except for numbered files.
-const NAMES: [&str; 19] = [
-    EVENTS,
-    METRICS,
-    RESULT,
-    MACHINE,
-    PLACEMENT,
-    ENVIRONMENT,
-    LOG,
-    NET_REPORT,
-    NET_LOGS,
-    COMMS,
-    PLUGINS,
-    BENCH_RESULT,
-    BENCH_LOCK,
-    CONFIG,
-    CHECKPOINTS,
-    TENSORBOARD,
-    OFFLOADED,
-    TRAIN_LOCK,
-    RELAUNCH,
-];
+/// Declares the names at the top of a run folder.
+macro_rules! names {
+    ($($(#[doc = $description:literal])+ $NAME:ident = $name:literal;)+) => {
+        $($(#[doc = $description])+ pub const $NAME: &str = $name;)+
+
+        /// Everything at the top of a run folder, except for numbered files.
+        const NAMES: &[&str] = &[$($NAME),+];
+    };
+}
+
+names! {
+    /// What the launcher did and saw, one [`Record`] per line. The launcher holds a lock on it while it runs.
+    EVENTS = "events.jsonl";
+    /// Steps and validations of a training, one [`Record`] per line.
+    METRICS = "metrics.jsonl";
+    /// The outcome: [`crate::result::RunResult`]. Replaced at the end of each attempt.
+    RESULT = "result.json";
+    /// The hardware of the first node: [`crate::Machine`].
+    MACHINE = "machine.json";
+    /// [`crate::Placement`].
+    PLACEMENT = "placement.json";
+    /// Variables of the ranks, with reasons: [`JobEnvironment`].
+    ENVIRONMENT = "environment.json";
+    /// Folder of the ranks' output.
+    LOG = "log";
+    /// What agents need to connect, until they have read it. It has the secret of the job.
+    BOOTSTRAP = "boot";
+    /// Report of `--check-net`.
+    NET_REPORT = "net.json";
+    /// Folder of NCCL's debug logs of `--check-net`.
+    NET_LOGS = "net";
+    /// Folder of the event and status files of `--profile`, and the plug-in that writes them.
+    COMMS = "comms";
+    /// Folder of the plug-ins of `--tuner` and `--net-plugin`, and of the table of the former.
+    PLUGINS = "plugins";
+    /// Results of `regatta bench`.
+    BENCH_RESULT = "bench.json";
+    /// Locked during the runs of a sweep or scan of `regatta bench`, whose run folders are below its own.
+    BENCH_LOCK = "bench.lock";
+    /// What a run of `regatta bench --tune-nccl` prints.
+    CASE_OUTPUT = "output.txt";
+    /// The resolved configuration of a training.
+    CONFIG = "config.toml";
+    /// Folder of checkpoints, unless `checkpoint.dir` is set.
+    CHECKPOINTS = "checkpoints";
+    /// Folder of TensorBoard event files.
+    TENSORBOARD = "tensorboard";
+    /// Folder of offloaded state, unless `offload.dir` is set.
+    OFFLOADED = "offloaded";
+    /// Locked by rank 0 of a training.
+    TRAIN_LOCK = "train.lock";
+    /// Folder of the later launches of a training.
+    RELAUNCH = "relaunch";
+}
 
 /// File with the hardware of node `index`, where nodes differ: `machine-1.json`.
 pub fn machine_name(index: usize) -> String {
@@ -114,6 +114,31 @@ pub fn log_name(attempt: u32, rank: u32, stderr: bool) -> String {
     let stream = if stderr { "err" } else { "out" };
     let name = format!("rank-{rank}.{stream}");
     attempt_folder(attempt).map_or(name.clone(), |folder| format!("{folder}/{name}"))
+}
+
+/// Name of a file in [`LOG`] by which a node sees whether it shares the run folder.
+pub fn marker_name(run: &str) -> String {
+    format!(".{run}")
+}
+
+/// Name of a rank's debug log of NCCL.
+pub fn net_log_name(rank: u32) -> String {
+    format!("rank-{rank}.log")
+}
+
+/// The rank in the name of a debug log.
+pub fn parse_net_log_name(name: &str) -> Option<u32> {
+    name.strip_prefix("rank-")?.strip_suffix(".log")?.parse().ok()
+}
+
+/// Run folder of a node count in that of a scan.
+pub fn scan_case_name(nodes: u32) -> String {
+    format!("{nodes}-nodes")
+}
+
+/// Run folder of a repeated measurement of `regatta doctor` in that of the first.
+pub fn repetition_name(repetition: u32) -> String {
+    format!("repetition-{repetition}")
 }
 
 /// The rank and the stream, true for standard error, of a log's file name.

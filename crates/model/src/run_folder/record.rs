@@ -89,13 +89,16 @@ mod tests {
 
     use super::*;
     use crate::result::RankExit;
-    use crate::run_folder::StepMetrics;
+    use crate::run_folder::{RunKind, StepMetrics};
+    use crate::train_event::Event;
+    use crate::{BenchRow, BenchTable};
 
     fn events() -> impl Strategy<Value = RunEvent> {
         let text = || ".*".prop_map(|text: String| text);
         prop_oneof![
-            (any::<u32>(), prop::collection::vec(text(), 0..3))
-                .prop_map(|(attempt, command)| RunEvent::Launched { attempt, command }),
+            (any::<u32>(), prop::collection::vec(text(), 0..3)).prop_map(|(attempt, command)| {
+                RunEvent::Launched { attempt, command, kind: Some(RunKind::Bench) }
+            }),
             any::<u32>().prop_map(|pid| RunEvent::Started { pid }),
             any::<i32>().prop_map(|code| RunEvent::Exited { exit: RankExit::Exit(code) }),
             Just(RunEvent::Exited { exit: RankExit::NodeLost }),
@@ -107,6 +110,15 @@ mod tests {
             text().prop_map(|text| RunEvent::Warning { text }),
             (any::<u64>(), 0.0..1e3)
                 .prop_map(|(step, val_loss)| RunEvent::Validation { step, val_loss }),
+            Just(RunEvent::Training { training: Event::Start(Box::default()) }),
+            (any::<u64>(), text(), 0.0..1e3).prop_map(|(step, dir, seconds)| {
+                RunEvent::Training { training: Event::Checkpoint { step, dir, seconds } }
+            }),
+            Just(RunEvent::Training { training: Event::End(Box::default()) }),
+            Just(RunEvent::BenchTable { table: BenchTable::default() }),
+            any::<u64>().prop_map(|size_bytes| {
+                RunEvent::BenchRow { row: Box::new(BenchRow { size_bytes, ..Default::default() }) }
+            }),
         ]
     }
 

@@ -34,9 +34,6 @@ pub enum ReadError {
     /// A document with another format.
     #[error("{path}: {source}")]
     Document { path: PathBuf, source: DocumentError },
-    /// A file without a format field that is not as expected.
-    #[error("{path}: {source}")]
-    Json { path: PathBuf, source: serde_json::Error },
 }
 
 impl ReadError {

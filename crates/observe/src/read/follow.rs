@@ -10,7 +10,7 @@ use super::{ReadError, Run, RunState};
 pub enum Source {
     /// The launcher.
     Events {
-        /// Number of launches of the run before this one.
+        /// Its index in [`Run::launches`].
         launch: usize,
         /// Number of restarts in the launch before this attempt.
         attempt: u32,

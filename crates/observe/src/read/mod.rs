@@ -16,6 +16,6 @@ pub use error::ReadError;
 pub use file::{open_regular, read_document};
 pub use follow::{Followed, RunFollower, Source, Update};
 pub use lines::{LineFollower, NewLines};
-pub use progress::{LastMetrics, Progress, progress};
+pub use progress::{LastMetrics, Progress, metrics, progress};
 pub use run::{Launch, Log, Run, last_launch};
-pub use summary::{RunKind, RunState, RunSummary, lock_files};
+pub use summary::{RunState, RunSummary, lock_files};

@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use super::open_regular;
 
-/// Bytes to read from the end of a file of records, which may have millions of lines.
-pub(super) const TAIL_BYTES: u64 = 64 << 10;
+/// Bytes to read from the end of a file of records, which may have millions of lines. The end of a training
+/// is one line of up to 100 KB.
+pub(super) const TAIL_BYTES: u64 = 256 << 10;
 /// Bytes of metrics in which the last validation is searched.
 const MAX_TAIL_BYTES: u64 = 64 << 20;
 
@@ -85,6 +86,11 @@ impl LastMetrics {
 
 fn finite(value: f64) -> Option<f64> {
     Some(value).filter(|value| value.is_finite())
+}
+
+/// The steps and validations of the training in a folder. Unreadable lines and files are skipped.
+pub fn metrics(path: &Path) -> Vec<Record> {
+    tail(&path.join(METRICS), u64::MAX)
 }
 
 /// The last complete records of a file. Unreadable lines and files are skipped.

@@ -4,15 +4,15 @@ use std::path::{Path, PathBuf};
 
 use regatta_model::result::RunResult;
 use regatta_model::run_folder::{
-    COMMS, CONFIG, ENVIRONMENT, JobEnvironment, LOG, PLACEMENT, RELAUNCH, RESULT, log_name,
-    machine_name, parse_attempt_folder, parse_log_name,
+    BENCH_LOCK, COMMS, CONFIG, ENVIRONMENT, JobEnvironment, LOG, PLACEMENT, RELAUNCH, RESULT,
+    RunKind, log_name, machine_name, parse_attempt_folder, parse_log_name,
 };
 use regatta_model::{Machine, Placement};
 
 use super::ReadError;
 use super::file::{read_document, read_text};
 use super::follow::RunFollower;
-use super::summary::{self, RunKind};
+use super::summary;
 
 /// A run folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +38,8 @@ impl Run {
         self.kind
     }
 
-    /// The launches of the run: the first one, and those that resumed it, oldest first.
+    /// The launches of the run, oldest first: the first one, and those that resumed it. A sweep or scan
+    /// has one per setting or node count.
     pub fn launches(&self) -> Vec<Launch> {
         launches(&self.path)
     }
@@ -54,12 +55,20 @@ impl Run {
     }
 }
 
-/// All launches of a run folder, oldest first: the folders of later ones are named by their time.
+/// All launches of a run folder, oldest first: the folders of later ones are named by their time, and those
+/// of a sweep or scan begin with an increasing number.
 pub(super) fn launches(path: &Path) -> Vec<Launch> {
-    let mut later = subfolders(&path.join(RELAUNCH));
-    later.sort();
-    let paths = std::iter::once(path.to_owned()).chain(later);
-    paths.map(|path| Launch { path }).collect()
+    let mut paths = match path.join(BENCH_LOCK).is_file() {
+        true => subfolders(path),
+        false => [vec![path.to_owned()], subfolders(&path.join(RELAUNCH))].concat(),
+    };
+    // The length of the number: 10 is after 9.
+    let digits = |name: &str| name.bytes().take_while(u8::is_ascii_digit).count();
+    paths.sort_by_cached_key(|path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        (path.components().count(), digits(&name), name)
+    });
+    paths.into_iter().map(|path| Launch { path }).collect()
 }
 
 /// The last launch in a run folder. One that was refused before its training started has no configuration
@@ -116,10 +125,7 @@ impl Launch {
 
     /// The variables of the ranks.
     pub fn environment(&self) -> Result<Option<JobEnvironment>, ReadError> {
-        let path = self.path.join(ENVIRONMENT);
-        let parse = |text: String| serde_json::from_str(&text);
-        let parsed = read_text(&path)?.map(parse).transpose();
-        parsed.map_err(|source| ReadError::Json { path, source })
+        read_document(&self.path.join(ENVIRONMENT))
     }
 
     /// The configuration of a training, as TOML.

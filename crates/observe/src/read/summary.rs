@@ -7,34 +7,15 @@ use std::path::{Path, PathBuf};
 
 use regatta_model::result::{RunResult, is_termination_signal};
 use regatta_model::run_folder::{
-    BENCH_LOCK, BENCH_RESULT, CONFIG, EVENTS, LOG, Record, RunEvent, TRAIN_LOCK, run_id_time,
-    unix_seconds,
+    BENCH_LOCK, BENCH_RESULT, CONFIG, EVENTS, LOG, Record, RunEvent, RunKind, TRAIN_LOCK,
+    run_id_time, unix_seconds,
 };
 use serde::Serialize;
 
 use super::lock::{self, LockState};
 use super::progress::{LastMetrics, TAIL_BYTES, tail};
-use super::run::{last_launch, launches, subfolders};
+use super::run::{last_launch, launches};
 use super::{ReadError, Run, open_regular};
-
-/// What a run did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum RunKind {
-    /// `regatta train`.
-    Train,
-    /// `regatta bench`.
-    Bench,
-    /// `regatta launch` of another program.
-    Launch,
-}
-
-/// Its command.
-impl fmt::Display for RunKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.serialize(f)
-    }
-}
 
 /// State of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -117,11 +98,12 @@ impl Run {
         if locks.contains(&LockState::Held) {
             return RunState::Running;
         }
-        let result = |path: &Path| last_launch(path).result().ok().flatten();
-        let results: Vec<Option<RunResult>> = match path.join(BENCH_LOCK).is_file() {
-            true => subfolders(path).iter().map(|child| result(child)).collect(),
-            false => vec![result(path)],
+        let ending = match path.join(BENCH_LOCK).is_file() {
+            true => launches(path),
+            false => vec![last_launch(path)],
         };
+        let results: Vec<Option<RunResult>> =
+            ending.iter().map(|launch| launch.result().ok().flatten()).collect();
         let ended = results.iter().all(Option::is_some);
         if locks.contains(&LockState::Unsupported) && !ended {
             return RunState::Running;
@@ -155,30 +137,30 @@ pub(super) fn kind(path: &Path) -> Option<RunKind> {
         return Some(RunKind::Bench);
     }
     // A training or benchmark that failed early has written none of its own files.
-    is_launch.then(|| match subcommand(path).as_deref() {
-        Some("train") => RunKind::Train,
-        Some("bench") => RunKind::Bench,
-        _ => RunKind::Launch,
-    })
+    is_launch.then(|| recorded_kind(path).unwrap_or(RunKind::Launch))
 }
 
-/// The subcommand of `regatta` that a launch ran, from its first event.
-fn subcommand(path: &Path) -> Option<String> {
+/// The kind of a launch, from its first event. Earlier versions recorded only the command.
+fn recorded_kind(path: &Path) -> Option<RunKind> {
     let mut line = Vec::new();
     let events = open_regular(&path.join(EVENTS)).ok()??.take(TAIL_BYTES);
     BufReader::new(events).read_until(b'\n', &mut line).ok()?;
-    let RunEvent::Launched { command, .. } = Record::parse(&line).ok()?.event else { return None };
-    let [program, subcommand, ..] = &command[..] else { return None };
-    (Path::new(program).file_name()? == "regatta").then(|| subcommand.clone())
+    let RunEvent::Launched { command, kind, .. } = Record::parse(&line).ok()?.event else {
+        return None;
+    };
+    let is_regatta = |program| Path::new(program).ends_with("regatta");
+    let words: Vec<&str> = command.iter().map(String::as_str).collect();
+    kind.or_else(|| match words[..] {
+        [program, "train", ..] if is_regatta(program) => Some(RunKind::Train),
+        [program, "bench", ..] if is_regatta(program) => Some(RunKind::Bench),
+        _ => None,
+    })
 }
 
 /// Files that processes of a running run have locked.
 pub fn lock_files(path: &Path) -> Vec<PathBuf> {
     let mut files = [TRAIN_LOCK, BENCH_LOCK].map(|name| path.join(name)).to_vec();
     files.extend(launches(path).iter().map(|launch| launch.path().join(EVENTS)));
-    if path.join(BENCH_LOCK).is_file() {
-        files.extend(subfolders(path).iter().map(|child| child.join(EVENTS)));
-    }
     files.retain(|file| file.is_file());
     files
 }

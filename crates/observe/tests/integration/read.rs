@@ -8,21 +8,22 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use regatta_launch::run_folder::RunFolder;
-use regatta_model::document;
 use regatta_model::result::{RankExit, RunResult};
 use regatta_model::run_folder::{
-    CONFIG, EVENTS, METRICS, RESULT, Record, RunEvent, StepMetrics, TRAIN_LOCK,
+    BENCH_LOCK, CONFIG, EVENTS, METRICS, RESULT, Record, RunEvent, RunKind, StepMetrics, TRAIN_LOCK,
 };
+use regatta_model::train_event::Event;
+use regatta_model::{BenchTable, document};
 use regatta_observe::read::{
-    LineFollower, NewLines, ReadError, Run, RunFollower, RunKind, RunState, Source, Update,
-    progress,
+    Followed, LineFollower, NewLines, ReadError, Run, RunFollower, RunState, Source, Update,
+    metrics, progress,
 };
 
 /// A folder that is removed at the end.
-struct TempDir(PathBuf);
+pub struct TempDir(pub PathBuf);
 
 impl TempDir {
-    fn new() -> Self {
+    pub fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("regatta-observe-{}-{number}", std::process::id());
@@ -46,30 +47,36 @@ impl Drop for TempDir {
 }
 
 fn fixture(name: &str) -> Run {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/runs-v1").join(name);
+    recorded("tests/runs-v1", name)
+}
+
+/// A run that a version recorded.
+fn recorded(folder: &str, name: &str) -> Run {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder).join(name);
     Run::open(&folder).unwrap()
 }
 
-fn append(path: &Path, text: &str) {
+pub fn append(path: &Path, text: &str) {
     let mut file = OpenOptions::new().append(true).create(true).open(path).unwrap();
     file.write_all(text.as_bytes()).unwrap();
 }
 
-fn of_rank(rank: u32, event: RunEvent) -> Record {
+pub fn of_rank(rank: u32, event: RunEvent) -> Record {
     Record { time: Some(1e9), seconds: Some(0.5), rank: Some(rank), event }
 }
 
-fn launched(attempt: u32) -> Record {
-    let event = RunEvent::Launched { attempt, command: vec!["true".to_owned()] };
+pub fn launched(attempt: u32) -> Record {
+    let (command, kind) = (vec!["true".to_owned()], Some(RunKind::Launch));
+    let event = RunEvent::Launched { attempt, command, kind };
     Record { time: Some(1e9), seconds: Some(0.0), rank: None, event }
 }
 
-fn step(step: u64, loss: f64) -> String {
+pub fn step(step: u64, loss: f64) -> String {
     let metrics = StepMetrics { step, steps: 9, loss, time: loss, ..Default::default() };
     Record::of_metrics(loss, RunEvent::Step(Box::new(metrics))).to_line().unwrap()
 }
 
-fn result(exit_code: u8) -> String {
+pub fn result(exit_code: u8) -> String {
     let result = RunResult {
         command: Vec::new(),
         ranks: 2,
@@ -88,7 +95,7 @@ fn result(exit_code: u8) -> String {
 
 /// Exits with the launch, attempt and rank.
 fn exits(update: &Update) -> Vec<(usize, u32, u32)> {
-    let exit = |followed: &regatta_observe::read::Followed| match followed.source {
+    let exit = |followed: &Followed| match followed.source {
         Source::Events { launch, attempt }
             if matches!(followed.record.event, RunEvent::Exited { .. }) =>
         {
@@ -362,4 +369,105 @@ fn training_that_a_scheduler_started_runs_while_rank_0_holds_its_lock() {
     drop(lock);
     assert!(follower.poll().ended);
     assert_eq!(run.state(), RunState::Failed);
+}
+
+/// A training of version 1, resumed by version 2.
+#[test]
+fn run_with_records_of_both_versions_is_read() {
+    let run = recorded("tests/runs-v2", "mixed");
+    assert_eq!((run.kind(), run.state()), (RunKind::Train, RunState::Finished));
+    let update = run.follow().poll();
+    assert_eq!((update.skipped, update.errors.len(), update.ended), (0, 0, true));
+    assert_eq!(steps(&update), (1..=12).collect::<Vec<_>>());
+    let name = |found: &Followed| match (&found.record.event, found.source) {
+        (RunEvent::Launched { kind, .. }, Source::Events { launch, .. }) => {
+            Some(format!("{launch}: {kind:?} {}", found.record.time.is_some()))
+        }
+        (RunEvent::Training { training }, Source::Events { launch, .. }) => match training {
+            Event::Start(info) => Some(format!("{launch}: starts after step {}", info.start_step)),
+            Event::Checkpoint { step, dir, .. } => Some(format!("{launch}: {dir} of {step}")),
+            Event::End(summary) => Some(format!("{launch}: ends at {}", summary.step)),
+            _ => None,
+        },
+        _ => None,
+    };
+    let found: Vec<String> = update.records.iter().filter_map(name).collect();
+    let expected = [
+        "0: None false",
+        "1: None false",
+        "2: Some(Train) true",
+        "2: starts after step 10",
+        "2: train/checkpoints/step-00000012 of 12",
+        "2: ends at 12",
+    ];
+    assert_eq!(found, expected);
+    assert_eq!(metrics(run.path()).len(), 15, "12 steps and 3 validations");
+}
+
+#[test]
+fn runs_of_a_sweep_have_their_tables_and_rows() {
+    let run = recorded("tests/runs-v2", "sweep");
+    assert_eq!((run.kind(), run.state()), (RunKind::Bench, RunState::Finished));
+    let update = run.follow().poll();
+    assert_eq!((update.skipped, update.errors.len(), update.ended), (0, 0, true));
+    let is_known = |event: &RunEvent| !matches!(event, RunEvent::Other(_));
+    assert!(update.records.iter().all(|found| is_known(&found.record.event)), "{update:?}");
+    let row = |found: &Followed| match (&found.record.event, found.source) {
+        (RunEvent::BenchTable { table }, Source::Events { launch, .. }) => {
+            Some((launch, table.operation.to_string()))
+        }
+        (RunEvent::BenchRow { row }, Source::Events { launch, .. }) => {
+            Some((launch, format!("{} bytes", row.size_bytes)))
+        }
+        _ => None,
+    };
+    let found: Vec<_> = update.records.iter().filter_map(row).collect();
+    let expected = [0, 1].map(|launch| [(launch, "all-reduce"), (launch, "8 bytes")]).concat();
+    let expected: Vec<_> = expected.into_iter().map(|(at, text)| (at, text.to_owned())).collect();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn kind_is_that_of_the_first_event_or_guessed_from_the_command_of_earlier_versions() {
+    let folder = TempDir::new();
+    folder.write("log/rank-0.out", "");
+    let kind_of = |command: &[&str], kind| {
+        let command = command.iter().map(|word| (*word).to_owned()).collect();
+        let event = RunEvent::Launched { attempt: 0, command, kind };
+        let record = Record { time: Some(1e9), seconds: Some(0.0), rank: None, event };
+        folder.write(EVENTS, record.to_line().unwrap());
+        Run::open(&folder.0).unwrap().kind()
+    };
+    let train = ["/opt/bin/regatta", "train", "tiny"];
+    assert_eq!(kind_of(&train, None), RunKind::Train);
+    assert_eq!(kind_of(&["regatta", "bench"], None), RunKind::Bench);
+    assert_eq!(kind_of(&["regatta"], None), RunKind::Launch);
+    assert_eq!(kind_of(&["my-regatta", "train"], None), RunKind::Launch);
+    assert_eq!(kind_of(&train, Some(RunKind::Bench)), RunKind::Bench);
+    assert_eq!(kind_of(&["python", "train.py"], Some(RunKind::Train)), RunKind::Train);
+}
+
+#[test]
+fn runs_of_a_sweep_are_followed_while_they_start_one_after_the_other() {
+    let folder = TempDir::new();
+    let lock = File::create(folder.0.join(BENCH_LOCK)).unwrap();
+    lock.lock().unwrap();
+    let run = Run::open(&folder.0).unwrap();
+    assert_eq!((run.kind(), run.state()), (RunKind::Bench, RunState::Running));
+    let mut follower = run.follow();
+    assert!(follower.poll().records.is_empty());
+    for (launch, number) in (1..=10).enumerate() {
+        let mut written = RunFolder::create(&folder.0.join(number.to_string())).unwrap();
+        written.append_event(&launched(0));
+        written.append_event(&of_rank(0, RunEvent::BenchTable { table: BenchTable::default() }));
+        written.append_event(&of_rank(0, RunEvent::Exited { exit: RankExit::Exit(0) }));
+        let update = follower.poll();
+        assert_eq!((exits(&update), update.ended), (vec![(launch, 0, 0)], false), "{number}");
+        written.write_durable(RESULT, &result(0)).unwrap();
+    }
+    let names: Vec<_> = run.launches().iter().map(|launch| launch.path().to_owned()).collect();
+    assert!(names[1].ends_with("2") && names[9].ends_with("10"), "{names:?}");
+    drop(lock);
+    assert!(follower.poll().ended);
+    assert_eq!(run.state(), RunState::Finished);
 }

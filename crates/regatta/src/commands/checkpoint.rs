@@ -53,7 +53,7 @@ fn find(folder: &Path) -> Result<Checkpoint> {
     }
     match no_checkpoint::message(folder) {
         Some(message) => bail!(message),
-        None => bail!("no checkpoint found in {shown} or {shown}/checkpoints"),
+        None => bail!("no checkpoint found in {shown} or {shown}/{}", run_folder::CHECKPOINTS),
     }
 }
 

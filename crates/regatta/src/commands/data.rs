@@ -8,14 +8,13 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use regatta_launch::job_host::JobHost;
 use regatta_launch::signal_catcher::SignalCatcher;
-use regatta_measure::collectives::BenchProgress as BarProgress;
 use regatta_model::document;
 use regatta_train::data::prepare::{
     self, PrepareOptions, PreparedMeta, Progress, ProgressUnit, TokenizerSource,
 };
 use regatta_train::data::{DataDirs, DataError, MIN_BPE_VOCAB, source};
 
-use super::bench::progress_bar::ProgressBar;
+use super::progress_bar::ProgressBar;
 use crate::args::data::{DataArgs, DataCommand, PrepareArgs};
 use crate::cli::{GOOD, HEADING, WARNING};
 use crate::output;
@@ -57,7 +56,8 @@ fn prepare(args: &PrepareArgs) -> Result<ExitCode> {
             (phase, phase_start) = (progress.doing, Instant::now());
         }
         if start.elapsed() >= BAR_DELAY && drawn.elapsed() >= BAR_INTERVAL {
-            bar.show(&bar_progress(progress, phase_start.elapsed()));
+            let (task, done, total, eta_s) = bar_progress(progress, phase_start.elapsed());
+            bar.show(&task, done, total, eta_s);
             drawn = Instant::now();
         }
         signals.termination().map_or(Ok(()), |_| Err(DataError::Interrupted))
@@ -93,7 +93,7 @@ fn small_vocab_note(about: &PreparedMeta, wanted: Option<u32>) -> Option<String>
 }
 
 /// Progress in MiB or merges, and the estimated time left of this phase, which began `elapsed` ago.
-fn bar_progress(progress: Progress, elapsed: Duration) -> BarProgress {
+fn bar_progress(progress: Progress, elapsed: Duration) -> (String, usize, usize, f64) {
     let Progress { doing, done, of, unit } = progress;
     let seconds_per_unit = elapsed.as_secs_f64() / done.max(1) as f64;
     let eta_s = seconds_per_unit * of.saturating_sub(done) as f64;
@@ -102,7 +102,7 @@ fn bar_progress(progress: Progress, elapsed: Duration) -> BarProgress {
         ProgressUnit::Merges => (1, "merges"),
     };
     let [done, total] = [done, of].map(|count| (count / scale) as usize);
-    BarProgress { task: format!("{name}, {doing}"), done, total, eta_s }
+    (format!("{name}, {doing}"), done, total, eta_s)
 }
 
 #[cfg(test)]
@@ -117,9 +117,9 @@ mod tests {
         ] {
             let [done, of] = [10, 40].map(|count| count * factor);
             let progress = Progress { doing: "writing tokens", done, of, unit };
-            let line = bar_progress(progress, Duration::from_secs(2));
-            assert_eq!((line.done, line.total, line.task.as_str()), (10, 40, task));
-            assert!((line.eta_s - 6.0).abs() < 1e-9);
+            let (shown, done, total, eta_s) = bar_progress(progress, Duration::from_secs(2));
+            assert_eq!((done, total, shown.as_str()), (10, 40, task));
+            assert!((eta_s - 6.0).abs() < 1e-9);
         }
     }
 }

@@ -8,7 +8,6 @@ use regatta_comm::MemorySpace;
 use regatta_device::precision::Precision;
 use regatta_device::tensor::{Tensor, View};
 use regatta_kernels_cpu::Cpu;
-use regatta_measure::collectives::BenchProgress as BarProgress;
 use regatta_model::units::pluralize;
 use regatta_train::config::{Config, MicroBatchSize};
 use regatta_train::data::{self, DataDirs, DataLoader, DataSpec, Dataset, Sampler, Tokenizer};
@@ -18,7 +17,7 @@ use regatta_train::step::DeviceModel;
 use regatta_train::training::evaluate::{self, EvalLoss};
 use serde::Serialize;
 
-use super::bench::progress_bar::ProgressBar;
+use super::progress_bar::ProgressBar;
 use crate::args::eval::{Batches, EvalArgs, Split};
 use crate::cli::{FAINT, HEADING};
 use crate::output;
@@ -196,8 +195,7 @@ fn evaluate_with_bar(
         let elapsed = start.elapsed();
         if elapsed >= BAR_DELAY {
             let eta_s = elapsed.as_secs_f64() / done as f64 * (total - done) as f64;
-            let (done, total) = (done as usize, total as usize);
-            bar.show(&BarProgress { task: "sequences".to_owned(), done, total, eta_s });
+            bar.show("sequences", done as usize, total as usize, eta_s);
         }
     };
     let batches = (batches.sequences, batches.micro_batch);

@@ -19,6 +19,7 @@ pub mod man;
 pub mod map;
 pub mod net_log;
 pub mod plugin;
+mod progress_bar;
 pub mod rank_events;
 pub mod rank_request;
 pub mod rank_worker;

@@ -4,7 +4,7 @@
 use anyhow::Result;
 use regatta_launch::channel::{self, ChannelError, RankEnd};
 use regatta_launch::lines::MergedLine;
-use regatta_launch::status::{JobObserver, JobStatus};
+use regatta_launch::status::{FrameRecord, JobObserver, JobStatus};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -16,10 +16,8 @@ pub trait EventReporter {
     /// Reports an event.
     fn on_event(&mut self, event: Self::Event);
 
-    /// The text of an event for the log of its rank, possibly empty.
-    fn log_text(&mut self, _: &Self::Event) -> String {
-        String::new()
-    }
+    /// Tells what an event adds to the run folder.
+    fn record(&mut self, _: &Self::Event, _: &mut FrameRecord) {}
 
     /// Reports that an event could not be received.
     fn on_event_error(&mut self, error: ChannelError);
@@ -53,17 +51,13 @@ impl<R: EventReporter> JobObserver for RankEvents<'_, R> {
         true
     }
 
-    fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String {
+    fn on_frame(&mut self, rank: u32, bytes: &[u8], record: &mut FrameRecord) {
         match channel::decode_from(rank, bytes) {
             Ok(event) => {
-                let text = self.0.log_text(&event);
+                self.0.record(&event, record);
                 self.0.on_event(event);
-                text
             }
-            Err(error) => {
-                self.0.on_event_error(error);
-                String::new()
-            }
+            Err(error) => self.0.on_event_error(error),
         }
     }
 

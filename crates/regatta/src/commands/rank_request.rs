@@ -33,7 +33,7 @@ pub enum RankTask {
     /// `regatta doctor`.
     Doctor(Box<DoctorRequest>),
     /// `regatta train`.
-    Train(TrainTask),
+    Train(Box<TrainTask>),
 }
 
 /// What a rank knows from the process that launched it.

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail};
 use regatta_launch::channel;
 use regatta_launch::config::{JobConfig, OwnRanks, Workload};
 use regatta_launch::secret_file;
+use regatta_model::run_folder::RunKind;
 use regatta_model::units::pluralize;
 
 use super::launcher::LaunchOptions;
@@ -76,13 +77,17 @@ pub fn set_request(config: &mut JobConfig, discovery: &Discovery, task: RankTask
     }
     let machine = (!discovery.needs_agents()).then(|| discovery.machines[0].clone());
     let user_command = rank_request::command_line();
-    // Those of `doctor` test the nodes and need nothing of them.
-    let tests_nodes = matches!(task, RankTask::Doctor(_));
-    let saves_on_signal = matches!(&task, RankTask::Train(task) if !task.smoke);
+    let (kind, tests_nodes, saves_on_signal) = match &task {
+        RankTask::Bench(_) => (RunKind::Bench, false, false),
+        // They test the nodes and need nothing of them.
+        RankTask::Doctor(_) => (RunKind::Launch, true, false),
+        RankTask::Train(task) => (RunKind::Train, false, !task.smoke),
+    };
     let request = RankRequest { task, command_line: user_command.clone(), machine };
     config.workload = Workload::OwnRanks(OwnRanks {
         command: vec![program()?, "rank-worker".into()],
         user_command,
+        kind,
         request: channel::encode(&request)?.into(),
         dir: tests_nodes.then(|| "/".into()),
         needs_secret: !tests_nodes,
@@ -187,6 +192,7 @@ mod tests {
             config.workload = Workload::OwnRanks(OwnRanks {
                 command: Vec::new(),
                 user_command: Vec::new(),
+                kind: RunKind::Train,
                 request: Vec::new().into(),
                 dir: None,
                 needs_secret: true,

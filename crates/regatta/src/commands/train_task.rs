@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use regatta_model::run_folder::CONFIG as CONFIG_FILE;
-use regatta_train::config::{Config, Resolved};
+use regatta_model::run_folder::CONFIG;
+use regatta_train::config::Resolved;
 use serde::{Deserialize, Serialize};
 
 use crate::args::train::TrainArgs;
@@ -14,10 +14,8 @@ use crate::output;
 /// A training or a smoke test.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrainTask {
-    /// Name of the configuration.
-    pub name: String,
-    /// The configuration as TOML, as it is saved in the run folder.
-    config: String,
+    /// The configuration, and where it comes from.
+    pub resolved: Resolved,
     /// Run folder, if the command line names it.
     run_dir: Option<OsString>,
     /// Launch folder of a later launch in the run folder.
@@ -34,18 +32,13 @@ pub struct TrainTask {
 impl TrainTask {
     pub fn new(resolved: &Resolved, args: &TrainArgs) -> Result<Self> {
         Ok(Self {
-            name: resolved.name.clone(),
-            config: with_absolute_paths(resolved)?.to_toml(),
+            resolved: with_absolute_paths(resolved)?,
             run_dir: args.resume.as_ref().or(args.run_dir.as_ref()).map(Into::into),
             relaunch_dir: None,
             resume: args.resume.is_some(),
             smoke: args.smoke,
             json: args.json,
         })
-    }
-
-    pub fn config(&self) -> Result<Config> {
-        Ok(Config::from_toml(Path::new(CONFIG_FILE), &self.config)?)
     }
 
     pub fn run_dir(&self) -> Option<PathBuf> {
@@ -65,7 +58,7 @@ impl TrainTask {
         let relaunch_dir = self.relaunch_dir.as_ref().map(Path::new);
         for folder in relaunch_dir.into_iter().chain(has_steps_left.then_some(run_dir)) {
             std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-            output::write_file(&folder.join(CONFIG_FILE), &self.config)?;
+            output::write_file(&folder.join(CONFIG), &self.resolved.to_toml())?;
         }
         Ok(())
     }
@@ -100,10 +93,11 @@ mod tests {
         let task = TrainTask::new(&resolved, &args).unwrap();
         let received: TrainTask = channel::decode(&channel::encode(&task).unwrap()).unwrap();
         assert_eq!(received, task);
-        let mut config = received.config().unwrap();
+        let mut config = received.resolved.config.clone();
         assert_eq!(config.checkpoint.dir, std::path::absolute("c").unwrap().to_str().unwrap());
         config.checkpoint.dir = "c".to_owned();
         assert_eq!(config, resolved.config);
-        assert_eq!((received.name.as_str(), received.run_dir()), ("gpt2", Some("r".into())));
+        let name = received.resolved.name.as_str();
+        assert_eq!((name, received.run_dir()), ("gpt2", Some("r".into())));
     }
 }

@@ -120,8 +120,10 @@ fn sources(name: &str) -> BTreeMap<String, String> {
             } else if path.extension().is_some_and(|e| e == "rs") {
                 let relative = path.strip_prefix(&folder).unwrap().to_string_lossy().into_owned();
                 let text = std::fs::read_to_string(&path).unwrap();
-                let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap().to_owned();
-                found.insert(relative, code);
+                let ends = ["mod tests {", "pub(super) mod tests {"];
+                let ends = ends.map(|module| text.find(&format!("#[cfg(test)]\n{module}")));
+                let code = &text[..ends.into_iter().flatten().min().unwrap_or(text.len())];
+                found.insert(relative, code.to_owned());
             }
         }
     }
@@ -240,25 +242,72 @@ fn deterministic_parts_of_train_do_no_io() {
     assert_no_io("crates/train", &DETERMINISTIC);
 }
 
-/// Names that `model::run_folder` declares.
-const RUN_FOLDER_NAMES: [&str; 9] = [
-    "\"events.jsonl\"",
-    "\"metrics.jsonl\"",
-    "\"machine.json\"",
-    "\"placement.json\"",
-    "\"environment.json\"",
-    "\"result.json\"",
-    "\"train.lock\"",
-    "\"bench.lock\"",
-    "\"REGATTA_RUN_DIR\"",
-];
+/// Beginnings of names in run folders that have a number.
+const NUMBERED_NAMES: [&str; 5] =
+    ["\"restart-{", "\"repetition-{", "}-nodes\"", "\"rank-{rank}.log", "\"rank-{rank}.out"];
+
+/// The names of files and folders that `model::run_folder` declares.
+fn declared_names() -> Vec<String> {
+    let sources = sources("crates/model");
+    let of_line = |line: &str| {
+        let (constant, value) = line.trim().split_once(" = \"")?;
+        let others = ["VARIABLE", "ROOT", "SUFFIX"];
+        let is_name = !others.iter().any(|name| constant.contains(name));
+        value.strip_suffix("\";").filter(|_| is_name).map(str::to_owned)
+    };
+    sources["run_folder/mod.rs"].lines().filter_map(of_line).collect()
+}
+
+/// Names of run folders that folders of the system and files of users in examples have, too.
+const COMMON_NAMES: [&str; 2] = ["net", "tuning.txt"];
+
+/// Whether a line of code names a file or folder of a run folder: a file anywhere in a text, and a
+/// folder, whose name may be a word, in a path.
+fn has_name(line: &str, name: &str) -> bool {
+    let is_alone = ["join(\"{}\")", ": &str = \"{}\";"];
+    let is_alone = is_alone.iter().any(|form| line.contains(&form.replace("{}", name)));
+    let is_end = |rest: &str| rest.starts_with(['/', '"']);
+    let path = format!("/{name}");
+    let mut starts = line.match_indices(&path).map(|(at, found)| at + found.len());
+    is_alone
+        || !COMMON_NAMES.contains(&name)
+            && match name.contains('.') {
+                true => line.contains(name),
+                false => {
+                    line.contains(&format!("\"{name}/")) || starts.any(|end| is_end(&line[end..]))
+                }
+            }
+}
 
 #[test]
 fn names_in_run_folders_are_declared_once() {
-    let others = crates().into_iter().filter(|name| name.starts_with("crates/"));
-    let others: Vec<String> = others.filter(|name| name != "crates/model").collect();
-    let others: Vec<&str> = others.iter().map(String::as_str).collect();
-    assert_no_line_with(&others, RUN_FOLDER_NAMES);
+    let names = declared_names();
+    assert!(names.len() > 20 && names.iter().any(|name| name == "events.jsonl"), "{names:?}");
+    let others = crates().into_iter().filter(|name| !["crates/model", "xtask"].contains(&&**name));
+    let others: Vec<String> = others.filter(|name| name != "crates/testbed").collect();
+    let of_crate = |name: &String| lines_with(name, "\"");
+    // The help has paths in examples.
+    let is_help = |line: &String| line.starts_with("crates/regatta/src/cli.rs: ");
+    let lines = others.iter().flat_map(of_crate).filter(|line| !is_help(line));
+    let lines: Vec<String> = lines.collect();
+    let is_found = |line: &&String| {
+        let code = line.split_once(": ").map_or("", |(_, code)| code);
+        names.iter().any(|name| has_name(code, name))
+            || NUMBERED_NAMES.iter().any(|name| code.contains(name))
+            || code.contains("\"REGATTA_RUN_DIR\"")
+    };
+    let found: Vec<&String> = lines.iter().filter(is_found).collect();
+    assert!(found.is_empty(), "names that model::run_folder declares:\n{found:#?}");
+}
+
+#[test]
+fn names_in_run_folders_are_found_in_paths_and_formats() {
+    for line in ["\"runs/result.json\"", "format!(\"{x}/log/.{run}\")", "join(\"log\")"] {
+        assert!(["result.json", "log"].iter().any(|name| has_name(line, name)), "{line}");
+    }
+    for line in ["pluralize(2, \"log\")", "\"/logs\"", "// log/"] {
+        assert!(!has_name(line, "log"), "{line}");
+    }
 }
 
 #[test]
@@ -293,6 +342,19 @@ fn only_the_binary_prints() {
     let libraries: Vec<String> = libraries.collect();
     let libraries: Vec<&str> = libraries.iter().map(String::as_str).collect();
     assert_no_line_with(&libraries, ["println!", "eprint", "print!", "dbg!"]);
+}
+
+/// Markup and escape sequences, in the forms in which code has them.
+const DRAWN: &str =
+    "<svg <html <!DOCTYPE <style <path <rect <text <title \\x1b \\u{1b} \\u{9b} \\033";
+
+#[test]
+fn only_draw_emits_markup_and_escape_sequences() {
+    let others = crates().into_iter().filter(|name| !["crates/draw", "xtask"].contains(&&**name));
+    let others: Vec<String> = others.collect();
+    let others: Vec<&str> = others.iter().map(String::as_str).collect();
+    assert_no_line_with(&others, DRAWN.split(' '));
+    assert!(!lines_with("crates/draw", "\\x1b").is_empty(), "the form of escape sequences");
 }
 
 /// The files and folders of the binary that declare its command line; its commands get what was parsed.

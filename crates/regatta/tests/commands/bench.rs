@@ -2,7 +2,9 @@
 //! values do not matter here.
 
 use regatta_measure::read::read;
+use regatta_model::run_folder::RunEvent;
 use regatta_model::{BenchResult, Measurement, document};
+use regatta_observe::read::{Followed, Run, Source};
 use regatta_testbed::{REQUIRE_LIBFABRIC, assert_contains, skip};
 use serde_json::Value;
 
@@ -230,6 +232,17 @@ fn a_sweep_measures_every_setting() {
         assert_eq!(settings, [debug, other]);
         assert_eq!(result.label, format!("REGATTA_COMM_DEBUG={debug} FI_OTHER={other}"));
     }
+    let update = Run::open(&folder.join("run")).unwrap().follow().poll();
+    let sizes = |at: usize| {
+        let size = |one: &Followed| match (&one.record.event, one.source) {
+            (RunEvent::BenchRow { row }, Source::Events { launch, .. }) if launch == at => {
+                Some(row.size_bytes)
+            }
+            _ => None,
+        };
+        update.records.iter().filter_map(size).collect::<Vec<_>>()
+    };
+    assert_eq!([0, 1, 2, 3].map(sizes), [[8, 64]; 4]);
     assert_contains(folder.read("all.html"), "REGATTA_COMM_DEBUG=1 FI_OTHER=b");
     let json = run(&folder, "all-reduce -b 8 -e 8 -n 2 --ranks 2 --sweep FI_OTHER=a,b --json");
     let best: Value = json.json();

@@ -91,7 +91,8 @@ fn table_is_checked_before_anything_starts() {
     let folder = folder_with_table();
     let job = |options: &str| format!("{JOB} -n 1 {options} -- touch started");
     run_in(&folder, &job("--tuner missing.txt")).assert_error("--tuner missing.txt: No such file");
-    run_in(&folder, &job("--tuner .")).assert_error("--tuner .: not a file");
+    run_in(&folder, &job("--tuner ."))
+        .assert_error("--tuner .: it is a directory, not a regular file");
     let damaged = format!("{TABLE}all-reduce ranks=2 nodes=1 bytes=1..8 star ll\n");
     std::fs::write(folder.join("damaged.txt"), damaged).unwrap();
     run_in(&folder, &job("--tuner damaged.txt")).assert_error("--tuner damaged.txt: line 4: ");

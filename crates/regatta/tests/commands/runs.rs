@@ -3,8 +3,9 @@
 use std::process::Command;
 
 use regatta_model::result::RankExit;
-use regatta_model::run_folder::RunEvent;
-use regatta_observe::read::{Followed, Run, RunFollower, RunKind, RunState, Source};
+use regatta_model::run_folder::{RunEvent, RunKind};
+use regatta_model::train_event::Event;
+use regatta_observe::read::{Followed, Run, RunFollower, RunState, Source};
 use regatta_testbed::wait_until;
 use serde_json::Value;
 
@@ -194,6 +195,16 @@ fn attempts_of_a_job_and_steps_of_a_training_are_followed_from_outside() {
     };
     assert_eq!(found.iter().filter_map(step).collect::<Vec<_>>(), (1..=20).collect::<Vec<_>>());
     assert_eq!((run.kind(), run.state()), (RunKind::Train, RunState::Finished));
+    let stage = |one: &Followed| match &one.record.event {
+        RunEvent::Launched { kind, .. } => Some(format!("{kind:?}")),
+        RunEvent::Training { training: Event::Start(info) } => Some(format!("of {}", info.steps)),
+        RunEvent::Training { training: Event::Checkpoint { step, .. } } => Some(step.to_string()),
+        RunEvent::Training { training: Event::End(end) } => Some(format!("ends at {}", end.step)),
+        _ => None,
+    };
+    let stages: Vec<String> = found.iter().filter_map(stage).collect();
+    assert_eq!(stages[..2], ["Some(Train)", "of 20"]);
+    assert_eq!(stages[stages.len() - 2..], ["20", "ends at 20"], "{stages:?}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! changes too, and the metrics are identical up to rounding.
 //!
 //! `REGATTA_CHAOS_CASES` is the number of runs and `REGATTA_CHAOS_SEED` the first seed; `cargo xtask
-//! chaos --train` sets them.
+//! accept train-chaos` sets them.
 
 use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt;

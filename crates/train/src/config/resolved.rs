@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use regatta_model::suggest::closest_match;
+use serde::{Deserialize, Serialize};
 use toml::de::{DeTable, DeValue};
 
 use super::error::first_line;
@@ -21,7 +22,7 @@ const BASE_WORDS: [&str; 3] = [PRESET, "config", "model"];
 const NAME: &str = "name";
 
 /// The layer that set a key. Later layers override earlier ones.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Origin {
     /// Built-in default.
     Default,
@@ -45,7 +46,7 @@ impl fmt::Display for Origin {
 }
 
 /// A configuration and the origin of each value.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Resolved {
     /// The configuration.
     pub config: Config,

@@ -97,7 +97,7 @@ macro_rules! configuration {
     )*) => {
         $(
             #[doc = $heading]
-            #[derive(Debug, Clone, PartialEq)]
+            #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
             pub struct $Section {
                 $( $(#[doc = $description])+ pub $key: $Type, )*
             }
@@ -110,7 +110,7 @@ macro_rules! configuration {
         )*
 
         /// The configuration of a training run.
-        #[derive(Debug, Clone, PartialEq, Default)]
+        #[derive(Debug, Clone, PartialEq, Default, serde::Serialize, serde::Deserialize)]
         pub struct Config {
             $( #[doc = $heading] pub $section: $Section, )*
         }

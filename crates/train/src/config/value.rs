@@ -9,6 +9,7 @@ use regatta_device::ops::Fp8;
 use regatta_device::precision::Precision;
 use regatta_predict::pipeline::ScheduleKind;
 use regatta_predict::shape::Family;
+use serde::{Deserialize, Serialize};
 
 /// An unparsed value.
 #[derive(Debug, Clone, Copy)]
@@ -174,7 +175,7 @@ named_variants!(Tier, Family, Precision, Fp8, ScheduleKind, DeviceKind, Optimize
 named_variants!(LrDecay, LrScaling);
 
 /// Where to train.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceKind {
     /// The cores of each rank.
     Cpu,
@@ -185,7 +186,7 @@ pub enum DeviceKind {
 enum_names!(DeviceKind, "All kinds.", Cpu "cpu", Gpu "gpu");
 
 /// Optimizer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OptimizerKind {
     /// [`regatta_device::optimizer::AdamW`].
     AdamW,
@@ -222,7 +223,7 @@ or_auto!(f64, "auto or a number");
 or_auto!(usize, "auto or an integer");
 
 /// Sequences per forward and backward pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MicroBatchSize {
     /// `auto`: as on CPUs, unless it is chosen for GPUs.
     Auto,
@@ -265,7 +266,7 @@ impl Value for MicroBatchSize {
 }
 
 /// Where to resume from.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Resume {
     /// The latest checkpoint of the run folder, if any.
     Auto,

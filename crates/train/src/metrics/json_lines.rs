@@ -5,11 +5,8 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use regatta_model::run_folder::{Record, RunEvent};
+use regatta_model::run_folder::Record;
 use serde::Deserialize;
-
-use super::Event;
-use crate::regular_file;
 
 /// An append-only file. A partially failed write is overwritten by the next one.
 #[derive(Debug)]
@@ -52,25 +49,9 @@ impl JsonLines {
         Ok(Self(AppendFile::new(file, end)))
     }
 
-    /// Reads steps and validations up to `last_step`. Other lines are skipped.
-    pub fn read(path: &Path, last_step: u64) -> io::Result<Vec<Event>> {
-        let mut text = Vec::new();
-        regular_file::open(path)?.read_to_end(&mut text)?;
-        let lines = text[..len_through(&text, last_step)].split(|byte| *byte == b'\n');
-        Ok(lines.filter_map(parse_event).collect())
-    }
-
     /// Appends a record.
     pub fn write(&mut self, record: &Record) -> io::Result<()> {
         self.0.append(record.to_line()?.as_bytes())
-    }
-}
-
-fn parse_event(line: &[u8]) -> Option<Event> {
-    match Record::parse(line).ok()?.event {
-        RunEvent::Step(step) => Some(Event::Step(step)),
-        RunEvent::Validation { step, val_loss } => Some(Event::Validation { step, loss: val_loss }),
-        _ => None,
     }
 }
 
@@ -93,6 +74,8 @@ fn len_through(text: &[u8], last_step: u64) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use regatta_model::run_folder::RunEvent;
+
     use super::*;
     use crate::testing::TempDir;
 

@@ -8,7 +8,7 @@ mod json_lines;
 mod recorder;
 mod tensorboard;
 
-pub use json_lines::JsonLines;
+use json_lines::JsonLines;
 pub use recorder::Recorder;
 pub use regatta_model::run_folder::{GpuMemory, StepMetrics, StepSeconds};
 pub use regatta_model::train_event::{EndReason, Event, RankBytes, RunInfo, Summary};

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use regatta_model::run_folder::{StepMetrics, StepSeconds};
+use regatta_model::run_folder::{Record, RunEvent, StepMetrics, StepSeconds};
 use regatta_model::train_event::{Event, RunInfo, Summary};
 
 /// Steps over which throughput and times are averaged.
@@ -103,14 +103,16 @@ impl RunHistory {
         }
     }
 
-    /// Replaces the losses by those recorded before a resume. Steps after the checkpoint are repeated,
-    /// so their losses are dropped; throughput does not include earlier steps.
-    pub fn restore(&mut self, recorded: &[Event]) {
+    /// Replaces the losses by those recorded up to the last step before a resume. Steps after it are
+    /// repeated, so their losses are dropped; throughput does not include earlier steps.
+    pub fn restore(&mut self, recorded: &[Record], last_step: u64) {
         (self.train_losses, self.val_losses) = Default::default();
-        for event in recorded {
-            match event {
-                Event::Step(step) => self.train_losses.add(step.step, step.loss),
-                Event::Validation { step, loss } => self.add_validation(*step, *loss),
+        for record in recorded {
+            match &record.event {
+                RunEvent::Step(s) if s.step <= last_step => self.train_losses.add(s.step, s.loss),
+                RunEvent::Validation { step, val_loss } if *step <= last_step => {
+                    self.add_validation(*step, *val_loss);
+                }
                 _ => {}
             }
         }
@@ -222,8 +224,12 @@ mod tests {
     #[test]
     fn restored_steps_are_in_the_losses_but_not_in_the_throughput() {
         let mut history = RunHistory::default();
-        let step = StepMetrics { step: 1, loss: 4.0, ..Default::default() };
-        history.restore(&[Event::Step(Box::new(step)), Event::Validation { step: 1, loss: 3.0 }]);
+        let steps = [1, 2].map(|step| StepMetrics { step, loss: 4.0, ..Default::default() });
+        let steps = steps.map(|step| RunEvent::Step(Box::new(step)));
+        let validations = [1, 2].map(|step| RunEvent::Validation { step, val_loss: 3.0 });
+        let events = steps.into_iter().chain(validations);
+        let records: Vec<Record> = events.map(|event| Record::of_metrics(1e9, event)).collect();
+        history.restore(&records, 1);
         assert_eq!(history.train_losses.points(), [(1.0, 4.0)]);
         assert_eq!((history.val_loss, history.done(), history.eta(0.0)), (Some(3.0), 0, None));
     }

@@ -6,6 +6,7 @@ mod one_f_one_b;
 mod zero_bubble;
 
 use regatta_comm::enum_names;
+use serde::{Deserialize, Serialize};
 
 use super::{Action, Computation, PipelineSize, ScheduleError};
 
@@ -18,7 +19,7 @@ use super::{Action, Computation, PipelineSize, ScheduleError};
 /// | 1F1B | (p-1)/m | p |
 /// | interleaved | (p-1)/(v·m) | p + (p-1)/v |
 /// | zero-bubble | (p-1)/(3m), if forward, input and weight gradients take equally long | p |
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ScheduleKind {
     /// All forward passes, then all backward passes.
     GPipe,

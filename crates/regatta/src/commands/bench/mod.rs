@@ -9,7 +9,6 @@ mod net_plugin;
 pub mod options;
 mod parent;
 mod plot;
-pub mod progress_bar;
 mod rank;
 mod reporter;
 mod result_file;

@@ -10,6 +10,7 @@ use regatta_launch::signal_catcher;
 use regatta_measure::request::BenchRequest;
 use regatta_measure::sweep::Sweep;
 use regatta_measure::{scaling, sweep, write};
+use regatta_model::run_folder::scan_case_name;
 use regatta_model::units::pluralize;
 use regatta_model::{BenchResult, Operation};
 
@@ -75,7 +76,7 @@ fn scan(args: &CollectiveArgs, request: &BenchRequest, folder: &Path) -> Result<
         let mut ranks = args.ranks.clone();
         ranks.counts.nodes = Some(count);
         Ok(BenchCase {
-            folder: folder.join(format!("{count}-nodes")),
+            folder: folder.join(scan_case_name(count)),
             label: pluralize(count as usize, "node"),
             environment: Vec::new(),
             launch: BenchLaunch::new(&ranks)?,

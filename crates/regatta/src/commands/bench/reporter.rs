@@ -6,19 +6,21 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use regatta_comm::schedule::algorithm_table::AlgorithmTable;
 use regatta_launch::channel::ChannelError;
+use regatta_launch::status::FrameRecord;
 use regatta_measure::collectives::BenchEvent;
 use regatta_measure::write::{self, TableLayout};
 use regatta_measure::{pairs, roofline};
 use regatta_model::bench::{BenchDevice, BenchSummary, PairMatrices, RankRoofline};
+use regatta_model::run_folder::RunEvent;
 use regatta_model::{BenchResult, BenchRow, BenchTable, document, units};
 
 use super::baseline::BaselineGate;
 use super::options::BenchOptions;
 use super::plot;
-use super::progress_bar::ProgressBar;
 use super::result_file::ResultFile;
 use crate::args::bench::TableArgs;
 use crate::cli::{ERROR, FAINT};
+use crate::commands::progress_bar::ProgressBar;
 use crate::commands::rank_events::EventReporter;
 use crate::commands::reporter_output::ReporterOutput;
 use crate::output;
@@ -71,7 +73,7 @@ impl EventReporter for Reporter {
             BenchEvent::Pairs(pairs) => self.set_pairs(*pairs),
             BenchEvent::Rooflines(rooflines) => self.set_rooflines(rooflines),
             BenchEvent::TuningTable(table) => self.write_tuning_table(&table),
-            BenchEvent::Progress(progress) => self.bar.show(&progress),
+            BenchEvent::Progress(at) => self.bar.show(&at.task, at.done, at.total, at.eta_s),
             BenchEvent::Note(note) => {
                 self.bar.hide();
                 self.printer.note(&note);
@@ -87,6 +89,14 @@ impl EventReporter for Reporter {
                 self.flush();
             }
         }
+    }
+
+    fn record(&mut self, event: &BenchEvent, record: &mut FrameRecord) {
+        record.event = match event {
+            BenchEvent::TableStarted(table) => Some(RunEvent::BenchTable { table: table.clone() }),
+            BenchEvent::Row(row) => Some(RunEvent::BenchRow { row: row.clone() }),
+            _ => None,
+        };
     }
 
     fn on_event_error(&mut self, error: ChannelError) {
@@ -318,7 +328,7 @@ mod tests {
         let mut reporter = Reporter::new(&options, None, ReporterOutput::default())?;
         reporter.on_event(BenchEvent::TableStarted(BenchTable::default()));
         reporter.on_event(BenchEvent::Row(Box::default()));
-        RankEvents(&mut reporter).on_frame(0, frame);
+        RankEvents(&mut reporter).on_frame(0, frame, &mut FrameRecord::default());
         reporter.finish()
     }
 

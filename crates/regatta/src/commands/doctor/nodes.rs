@@ -10,6 +10,7 @@ use regatta_doctor::request::NodeTests;
 use regatta_doctor::{Check, JobFacts, repetition};
 use regatta_launch::config::{JobConfig, JobSource};
 use regatta_launch::discovery::Discovery;
+use regatta_model::run_folder::repetition_name;
 
 use super::collect::collect;
 use crate::commands::launcher::LaunchOptions;
@@ -47,7 +48,7 @@ pub fn examine(
         output::note("a measurement gave a bad result: repeating it");
         let mut options = options.clone();
         let folder = options.job.run_dir.as_mut();
-        folder.into_iter().for_each(|folder| folder.push(format!("repetition-{repetition}")));
+        folder.into_iter().for_each(|folder| folder.push(repetition_name(repetition)));
         facts = repetition::better_of(facts, &collect(&options, discovery, &tests)?);
     }
     Ok(facts)

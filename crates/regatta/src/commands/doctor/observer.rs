@@ -14,7 +14,7 @@ use regatta_launch::channel;
 use regatta_launch::config::JobConfig;
 use regatta_launch::error::PartError;
 use regatta_launch::parts::JobPart;
-use regatta_launch::status::{JobObserver, JobStatus};
+use regatta_launch::status::{FrameRecord, JobObserver, JobStatus};
 use regatta_model::hostlist;
 use regatta_model::units::pluralize;
 use regatta_model::{Machine, Nic};
@@ -112,7 +112,7 @@ impl DoctorObserver {
 }
 
 impl JobObserver for DoctorObserver {
-    fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String {
+    fn on_frame(&mut self, rank: u32, bytes: &[u8], _: &mut FrameRecord) {
         match channel::decode_from(rank, bytes) {
             Ok(NodeReport::Collected(facts)) => {
                 self.reports.insert(facts.host.clone(), (*facts, false));
@@ -123,7 +123,6 @@ impl JobObserver for DoctorObserver {
             Err(error) => self.output.note(&error.to_string()),
         }
         self.show_progress();
-        String::new()
     }
 
     fn on_status(&mut self, status: &JobStatus<'_>) {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use regatta_draw::escapes::keep_colours;
+use regatta_draw::escapes::coloured_line;
 use regatta_launch::discovery::NO_SYSFS;
 use regatta_launch::lines::MergedLine;
 use regatta_launch::signals::is_termination_signal;
@@ -28,8 +28,6 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_HOST_LIST: usize = 40;
 /// Maximum size of the withheld errors, in bytes.
 const MAX_WITHHELD: usize = 64 * 1024;
-/// Ends all colours of a line.
-const RESET: &str = "\x1b[0m";
 
 /// Standard output and standard error, and the file of `--tee`.
 pub struct Console {
@@ -103,9 +101,7 @@ impl Console {
         let stream = if line.stderr { Stream::Stderr } else { Stream::Stdout };
         let mut text = format!("{FAINT}[{prefix}]{FAINT:#} ");
         if self.writer(stream).is_terminal() {
-            let line = keep_colours(&line.text);
-            let reset = if line.contains('\x1b') { RESET } else { "" };
-            text.extend([&line, reset]);
+            text.push_str(&coloured_line(&line.text));
         } else {
             text.push_str(&line.text);
         }

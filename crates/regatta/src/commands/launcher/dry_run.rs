@@ -10,6 +10,7 @@ use regatta_launch::discovery::Discovery;
 use regatta_launch::driver::{self, Job};
 use regatta_launch::launch_target::{AgentCommands, described_step_options};
 use regatta_model::MemoryPolicy;
+use regatta_model::run_folder::{BOOTSTRAP, PLACEHOLDER};
 use regatta_place::launcher_options::RequiredOption;
 
 use crate::cli::{FAINT, HEADING};
@@ -34,7 +35,8 @@ fn agent_commands(config: &JobConfig, discovery: &Discovery) -> Result<String> {
     let agents = AgentCommands::new(config, discovery)?;
     agents.notes.iter().for_each(|note| output::note(note));
     let has_file = !agents.launcher.bootstraps_via_stdin();
-    let commands = agents.commands(has_file.then(|| Path::new("RUN-FOLDER/boot")))?;
+    let file = has_file.then(|| Path::new(PLACEHOLDER).join(BOOTSTRAP));
+    let commands = agents.commands(file.as_deref())?;
     let line = |LaunchCommand { program, args, .. }: &LaunchCommand| {
         format!("agent command  {}\n", quote_words(std::iter::once(program).chain(args)))
     };

@@ -1,8 +1,6 @@
 //! `--tuner` and `--net-plugin`: plug-ins of NCCL and RCCL that all ranks load, or none. Ranks that select
 //! different algorithms deadlock, and ranks with different networks do not connect.
 
-use std::fs::File;
-use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -11,9 +9,10 @@ use regatta_launch::error::PartError;
 use regatta_launch::parts::JobPart;
 use regatta_launch::rank_files::{FileSource, MAX_PATH_BYTES, RankFile};
 use regatta_launch::run_folder::RunFolder;
-use regatta_model::run_folder::PLUGINS;
+use regatta_model::run_folder::{PLUGINS, TUNING_TABLE};
 use regatta_nccl_tuning::table::MAX_BYTES;
 use regatta_nccl_tuning::{Communicator, Table};
+use regatta_train::regular_file;
 
 use crate::options::NetPlugin;
 use crate::{output, plugins};
@@ -30,8 +29,6 @@ const NETWORK_VARIABLE: &str = "NCCL_NET";
 const REQUIRE_VARIABLE: &str = "REGATTA_NET";
 /// Name of our network in NCCL.
 const NETWORK: &str = "Regatta";
-/// Name of the table in that folder.
-const TABLE_NAME: &str = "tuning.txt";
 /// Most sizes of communicators in a note.
 const MAX_SIZES: usize = 8;
 
@@ -85,7 +82,7 @@ impl NcclPlugins {
             let (name, library) = (plugins::TUNER.name, built_in(plugins::TUNER));
             let contents = FileSource::Contents(tuning.text.clone().into_bytes());
             files.push(in_folder(TUNER_VARIABLE, name, library, "--tuner")?);
-            files.push(in_folder(TABLE_VARIABLE, TABLE_NAME, contents, "--tuner")?);
+            files.push(in_folder(TABLE_VARIABLE, TUNING_TABLE, contents, "--tuner")?);
         }
         let net = match &self.net {
             Some(NetPlugin::Regatta) => Some((plugins::NET.name, built_in(plugins::NET))),
@@ -119,7 +116,7 @@ impl JobPart for NcclPlugins {
         let path = folder.path().join(PLUGINS);
         if let Some(tuning) = &self.tuning {
             plugins::TUNER.install(&path)?;
-            let table = Path::new(PLUGINS).join(TABLE_NAME);
+            let table = Path::new(PLUGINS).join(TUNING_TABLE);
             folder.write(&table.to_string_lossy(), &tuning.text)?;
         }
         if self.net == Some(NetPlugin::Regatta) {
@@ -129,7 +126,7 @@ impl JobPart for NcclPlugins {
     }
 
     fn discard(&mut self, folder: &RunFolder) {
-        for name in [plugins::TUNER.name, plugins::NET.name, TABLE_NAME] {
+        for name in [plugins::TUNER.name, plugins::NET.name, TUNING_TABLE] {
             folder.remove(PLUGINS, name);
         }
     }
@@ -151,20 +148,10 @@ impl TuningTable {
     /// Reads and checks a table.
     pub fn read(path: &Path) -> Result<Self> {
         let context = || format!("--tuner {}", path.display());
-        let text = read_text(path).with_context(context)?;
+        let text = regular_file::read_to_string(path, MAX_BYTES as u64).with_context(context)?;
         let table = text.parse().with_context(context)?;
         Ok(Self { path: path.to_owned(), text, table })
     }
-}
-
-fn read_text(path: &Path) -> io::Result<String> {
-    // Opening a pipe would wait for a writer.
-    if !std::fs::metadata(path)?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a file"));
-    }
-    let mut text = String::new();
-    File::open(path)?.take(MAX_BYTES as u64 + 1).read_to_string(&mut text)?;
-    Ok(text)
 }
 
 /// The plug-in, with its absolute path.

@@ -11,7 +11,7 @@ use regatta_launch::run_folder::RunFolder;
 use regatta_launch::worker_group::JobEvent;
 use regatta_model::document;
 use regatta_model::result::RunResult;
-use regatta_model::run_folder::{NET_LOGS, NET_REPORT, attempt_folder};
+use regatta_model::run_folder::{NET_LOGS, NET_REPORT, attempt_folder, net_log_name};
 use regatta_observe::collect::{NetLogWatch, NetUpdate};
 use regatta_observe::net_log::report::Level;
 use regatta_observe::net_log::{DebugSettings, NetReport, Requirement};
@@ -74,7 +74,7 @@ impl JobPart for NetCheck {
             return Err("--check-net needs a run folder whose path is UTF-8: pass --run-dir".into());
         };
         for rank in &mut attempt.ranks {
-            let file = format!("{text}/{}", net_log::log_name(rank.spec.rank));
+            let file = format!("{text}/{}", net_log_name(rank.spec.rank));
             let common = common.iter().map(|&(name, value)| (name, value.to_owned()));
             for (name, value) in common.chain([("NCCL_DEBUG_FILE", file)]) {
                 rank.add_variable(env_var(name, value, "the network is checked (--check-net)"));
@@ -89,7 +89,7 @@ impl JobPart for NetCheck {
         if let Some(logs) = &self.logs {
             std::fs::create_dir_all(logs)
                 .with_context(|| format!("cannot create {}", logs.display()))?;
-            let log = |rank: &AttemptRank| logs.join(net_log::log_name(rank.spec.rank));
+            let log = |rank: &AttemptRank| logs.join(net_log_name(rank.spec.rank));
             let logs = attempt.ranks.iter().map(log).collect();
             let watch = NetLogWatch::start(logs, self.requirement.clone());
             self.running =

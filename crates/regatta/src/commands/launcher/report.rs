@@ -119,7 +119,7 @@ fn stalled(operations: &[StalledOperation]) -> String {
     let others = consequences.len() + causes.len().saturating_sub(MAX_CAUSES);
     if others > 0 {
         let operations = pluralize(others, "further operation");
-        text.push_str(&format!("  {operations} did not complete: see result.json\n"));
+        text.push_str(&format!("  {operations} did not complete: see {}\n", run_folder::RESULT));
     }
     text
 }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use regatta_model::document;
-use regatta_model::run_folder::NET_LOGS;
+use regatta_model::run_folder::{NET_LOGS, parse_net_log_name};
 use regatta_observe::net_log::NetLog;
 use regatta_observe::net_log::report::{Level, report};
 
@@ -85,19 +85,9 @@ fn rank_logs(folder: &Path) -> io::Result<Vec<(u32, PathBuf)>> {
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
-        let rank = name.as_deref().and_then(rank_of_log);
+        let rank = name.as_deref().and_then(parse_net_log_name);
         found.extend(rank.map(|rank| (rank, path)));
     }
     found.sort();
     Ok(found)
-}
-
-/// Name of a rank's log.
-pub fn log_name(rank: u32) -> String {
-    format!("rank-{rank}.log")
-}
-
-/// The rank in the name of a log.
-fn rank_of_log(name: &str) -> Option<u32> {
-    name.strip_prefix("rank-")?.strip_suffix(".log")?.parse().ok()
 }

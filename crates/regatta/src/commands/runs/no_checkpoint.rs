@@ -2,15 +2,14 @@
 
 use std::path::Path;
 
-use regatta_model::run_folder;
-use regatta_observe::read::{Run, RunKind, RunState};
-use regatta_train::config::{Config, MAX_CONFIG_BYTES};
-use regatta_train::regular_file;
+use regatta_model::run_folder::RunKind;
+use regatta_observe::read::{Run, RunState};
+use regatta_train::run_paths::saved_config;
 
 /// The message for a run folder without a checkpoint; `None` if it is not one.
 pub fn message(path: &Path) -> Option<String> {
     let run = Run::open(path).ok()?;
-    let interval = config(path).map(|config| config.checkpoint.interval);
+    let interval = saved_config(path).map(|config| config.checkpoint.interval);
     let path = path.display().to_string();
     Some(match run.kind() {
         RunKind::Bench | RunKind::Launch => {
@@ -26,13 +25,6 @@ pub fn message(path: &Path) -> Option<String> {
         }
         RunKind::Train => without_checkpoint(&path, run.state(), interval),
     })
-}
-
-/// The configuration of a run. That of another version may not parse.
-pub(super) fn config(run: &Path) -> Option<Config> {
-    let file = run.join(run_folder::CONFIG);
-    let text = regular_file::read_to_string(&file, MAX_CONFIG_BYTES).ok()?;
-    Config::from_toml(&file, &text).ok().filter(|_| !text.is_empty())
 }
 
 /// The message for a training with this `checkpoint.interval`; `None` if it has not even started.

@@ -127,7 +127,8 @@ fn text(pruned: &[PrunedRun], yes: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use regatta_observe::read::{LastMetrics, RunKind};
+    use regatta_model::run_folder::RunKind;
+    use regatta_observe::read::LastMetrics;
 
     use super::*;
 

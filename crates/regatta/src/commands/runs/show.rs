@@ -10,7 +10,6 @@ use regatta_train::config::KEYS;
 use regatta_train::run_paths;
 use serde::Serialize;
 
-use super::no_checkpoint::config;
 use super::{colored, start_time};
 use crate::args::runs::ShowArgs;
 use crate::cli::{FAINT, HEADING};
@@ -60,7 +59,7 @@ pub fn run(args: &ShowArgs) -> Result<()> {
 
 /// The settings of a training that differ from the default.
 fn settings(path: &Path) -> Vec<Setting> {
-    let Some(config) = config(path) else { return Vec::new() };
+    let Some(config) = run_paths::saved_config(path) else { return Vec::new() };
     let changed = KEYS.iter().filter(|key| key.get(&config) != key.default());
     changed.map(|key| Setting { key: key.full_name(), value: key.get(&config) }).collect()
 }

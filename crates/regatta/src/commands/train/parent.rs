@@ -24,7 +24,7 @@ use regatta_launch::discovery::Discovery;
 
 /// Launches the ranks.
 pub fn run(mut task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
-    let config = task.config()?;
+    let config = task.resolved.config.clone();
     let (smoke, run_dir) = (task.smoke, task.run_dir());
     let mut launch = launch_options(args, &config)?;
     let discovery = Discovery::of_job(&launch.job)?;
@@ -52,7 +52,7 @@ pub fn run(mut task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
         false => preflight::check(&config, &launch.job, &discovery)?,
     }
     note_oversubscription(&launch.job, &discovery);
-    set_request(&mut launch.job, &discovery, RankTask::Train(task))?;
+    set_request(&mut launch.job, &discovery, RankTask::Train(Box::new(task)))?;
     if !smoke {
         let mut reporter = ProgressReporter::of_launcher(args.json, &run_dir.unwrap_or(folder));
         let events = &mut RankEvents(&mut reporter);

@@ -4,21 +4,23 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
 
 use anyhow::{Context, Result};
 use regatta_comm::gather::all_gather;
 use regatta_comm::{Collectives, Comm, bootstrap, hierarchical};
 use regatta_launch::channel::RankEnd;
 use regatta_model::result::STOPPED_EARLY;
+use regatta_model::run_folder::unix_seconds;
 use regatta_predict::cost::rank_cost;
 use regatta_train::config::Config;
 use regatta_train::data::{self, DataDirs, DataSpec, Dataset};
-use regatta_train::metrics::{EndReason, Event};
+use regatta_train::metrics::{EndReason, Event, Recorder};
 use regatta_train::training::{self, TrainingSetup};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
 use super::gpu_trace;
-use super::reporter::{EventRecorder, ProgressReporter};
+use super::reporter::ProgressReporter;
 use super::run_folder;
 use crate::commands::compute_device::{self, ComputeDevice};
 use crate::commands::launcher::new_run_id;
@@ -35,7 +37,7 @@ const STOP_SIGNALS: [i32; 6] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUS
 
 /// Trains on this rank.
 pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
-    let mut config = task.config()?;
+    let mut config = task.resolved.config.clone();
     let comm: Arc<dyn Comm> =
         Arc::new(hierarchical::join(bootstrap::BootstrapConfig::from_env()?)?);
     note_unrecorded();
@@ -45,10 +47,15 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
     }
     let unused_gpu = compute_device::resolve(&mut config, &*comm)?;
     let rank = comm.rank();
-    let recorder = || EventRecorder::new(&folder, config.metrics.tensorboard);
-    let mut events = TrainEvents {
-        recorder: (rank == 0).then(recorder),
-        sink: EventSink::new(rank, channel, || Ok(ProgressReporter::of_rank(task.json, &folder)))?,
+    let tensorboard_host = config.metrics.tensorboard.then(bootstrap::host_name);
+    let mut recorder = (rank == 0).then(|| Recorder::new(&folder, tensorboard_host));
+    let reporter = || Ok(ProgressReporter::of_rank(task.json, &folder));
+    let mut sink = EventSink::new(rank, channel, reporter)?;
+    let mut report = |event: Event| {
+        let now = unix_seconds(SystemTime::now());
+        let warning = recorder.as_mut().and_then(|recorder| recorder.record(&event, now));
+        sink.emit(event);
+        warning.into_iter().for_each(|warning| sink.emit(Event::Note(warning)));
     };
     // Tells the other ranks the cause, because they wait for this one.
     let abort = |e: &anyhow::Error| comm.abort(&e.to_string());
@@ -73,18 +80,18 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
             Event::Start(about) if rank == 0 => Some(about.start_step < about.steps),
             _ => None,
         };
-        events.emit(event);
+        report(event);
         if let Some(has_steps_left) = has_steps_left
             && let Err(error) = task.save_config(&folder, has_steps_left)
         {
             let effect = "so --resume will use the previous one";
-            events.emit(Event::Note(format!("cannot save the configuration, {effect}: {error:#}")));
+            report(Event::Note(format!("cannot save the configuration, {effect}: {error:#}")));
         }
     };
     notes.into_iter().filter(|_| rank == 0).for_each(|note| emit(Event::Note(note)));
     let reason = training::run(setup, &stop, &mut emit)?;
     trace.map_or(Ok(()), |path| gpu_trace::write(&path, rank))?;
-    events.sink.finish()?.map_or(Ok(()), |reporter| reporter.finish())?;
+    sink.finish()?.map_or(Ok(()), |reporter| reporter.finish())?;
     Ok(match reason {
         EndReason::Completed => ExitCode::SUCCESS,
         EndReason::Interrupted => ExitCode::from(STOPPED_EARLY),
@@ -154,7 +161,7 @@ pub fn setup(
     folder: PathBuf,
 ) -> Result<TrainingSetup> {
     Ok(TrainingSetup {
-        name: task.name.clone(),
+        name: task.resolved.name.clone(),
         device_comm: device.device_comm(&*comm)?,
         threads: threads(&config),
         kernels: device.kernels(&config, comm.size() as usize),
@@ -206,19 +213,4 @@ pub fn data_spec(config: &Config) -> DataSpec {
     };
     let (data, validation) = (config.data.source.clone(), config.data.val_fraction);
     DataSpec { data, tokenizer, require_char: config.data.tokenizer == "char", validation }
-}
-
-/// Records and reports the events of rank 0.
-struct TrainEvents {
-    /// `None` on other ranks.
-    recorder: Option<EventRecorder>,
-    sink: EventSink<ProgressReporter>,
-}
-
-impl TrainEvents {
-    fn emit(&mut self, event: Event) {
-        let warning = self.recorder.as_mut().and_then(|recorder| recorder.record(&event));
-        self.sink.emit(event);
-        warning.into_iter().for_each(|warning| self.sink.emit(Event::Note(warning)));
-    }
 }

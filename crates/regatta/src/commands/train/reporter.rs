@@ -1,21 +1,19 @@
-//! Consumes the events of a run: shows the progress, and records metrics in the run folder.
-//!
-//! Rank 0 itself records the metrics, so that those of a step are written before its checkpoint. A
-//! resumed run then has the metrics of every step, whichever process was killed.
+//! Consumes the events of a run: shows the progress, and records some in the run folder.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use regatta_comm::bootstrap::host_name;
 use regatta_launch::channel::ChannelError;
 use regatta_launch::signals::is_termination_signal;
-use regatta_model::run_folder::{METRICS, unix_seconds};
-use regatta_train::metrics::{Event, JsonLines, Recorder, RunInfo};
+use regatta_launch::status::FrameRecord;
+use regatta_model::run_folder::RunEvent;
+use regatta_observe::read;
+use regatta_train::metrics::{Event, RunInfo};
 use signal_hook::consts::{SIGCONT, SIGINT, SIGTSTP};
 use signal_hook::low_level::signal_name;
 
@@ -102,15 +100,18 @@ impl EventReporter for ProgressReporter {
         if let Event::Start(about) = &event
             && about.start_step > 0
         {
-            let file = self.run_dir.join(METRICS);
-            output.history.restore(&JsonLines::read(&file, about.start_step).unwrap_or_default());
+            output.history.restore(&read::metrics(&self.run_dir), about.start_step);
         }
         output.on_event(&event, self.start.elapsed().as_secs_f64());
     }
 
-    fn log_text(&mut self, event: &Event) -> String {
+    fn record(&mut self, event: &Event, record: &mut FrameRecord) {
         self.rank_log.on_event(event, self.start.elapsed().as_secs_f64());
-        String::from_utf8(std::mem::take(&mut self.rank_log.out)).unwrap_or_default()
+        record.log = String::from_utf8(std::mem::take(&mut self.rank_log.out)).unwrap_or_default();
+        // Rank 0 itself records the others.
+        if let Event::Start(_) | Event::Checkpoint { .. } | Event::End(_) = event {
+            record.event = Some(RunEvent::Training { training: event.clone() });
+        }
     }
 
     fn on_event_error(&mut self, error: ChannelError) {
@@ -182,38 +183,6 @@ fn name_of(signal: i32) -> &'static str {
     signal_name(signal).unwrap_or("signal")
 }
 
-/// Records events in the run folder.
-pub struct EventRecorder {
-    run_dir: PathBuf,
-    tensorboard: bool,
-    /// Opened by the first event, which has the number of steps done before.
-    recorder: Option<Recorder>,
-}
-
-impl EventRecorder {
-    /// Records in `run_dir`, also for TensorBoard if enabled.
-    pub fn new(run_dir: &Path, tensorboard: bool) -> Self {
-        Self { run_dir: run_dir.to_owned(), tensorboard, recorder: None }
-    }
-
-    /// Records an event. Returns a warning if that fails.
-    pub fn record(&mut self, event: &Event) -> Option<String> {
-        let now = unix_seconds(SystemTime::now());
-        if let Event::Start(about) = event {
-            // The files of a run without steps left stay unchanged.
-            if about.start_step >= about.steps {
-                return None;
-            }
-            let (run_dir, start_step) = (&self.run_dir, about.start_step);
-            let (recorder, warning) =
-                Recorder::open(run_dir, self.tensorboard, start_step, &host_name(), now);
-            self.recorder = Some(recorder);
-            return warning;
-        }
-        self.recorder.as_mut().and_then(|recorder| recorder.record(event, now))
-    }
-}
-
 /// Redraws the dashboard periodically until it is dropped: dropping the sender ends the thread.
 struct RefreshThread(Option<(Sender<()>, JoinHandle<()>)>);
 
@@ -243,7 +212,6 @@ fn lock(output: &SharedOutput) -> MutexGuard<'_, TerminalOutput<StdoutWriter>> {
     output.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Seconds since the Unix epoch.
 #[cfg(test)]
 mod tests {
     use signal_hook::consts::{SIGTERM, SIGUSR1};

@@ -4,15 +4,14 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
-use regatta_model::run_folder::{CONFIG, EVENTS, METRICS, RELAUNCH, TRAIN_LOCK};
+use regatta_model::run_folder::{CONFIG, EVENTS, RELAUNCH, TRAIN_LOCK};
 use regatta_observe::read::lock::{self, LockState};
-use regatta_observe::read::lock_files;
+use regatta_observe::read::{lock_files, progress};
 use regatta_train::checkpoint;
-use regatta_train::config::{Config, KEYS, MAX_CONFIG_BYTES, Resume};
+use regatta_train::config::{Config, KEYS, Resume};
 use regatta_train::lock_file::{self, LockResult, lock_file};
-use regatta_train::metrics::JsonLines;
+use regatta_train::run_paths;
 use regatta_train::training::TrainError;
-use regatta_train::{regular_file, run_paths};
 use rustix::fs::{Access, access};
 
 /// Contents of a run folder.
@@ -114,14 +113,11 @@ fn difference(saved: &Config, new: &Config) -> Option<String> {
 }
 
 fn read_contents(folder: &Path, config: &Config) -> RunFolderContents {
-    let path = folder.join(CONFIG);
-    let text = regular_file::read_to_string(&path, MAX_CONFIG_BYTES).ok();
-    let saved = text.as_ref().and_then(|text| Config::from_toml(&path, text).ok());
+    let saved = run_paths::saved_config(folder);
     let checkpoints = run_paths::checkpoint_dir(saved.as_ref().unwrap_or(config), folder);
-    let steps = JsonLines::read(&folder.join(METRICS), u64::MAX).unwrap_or_default();
     RunFolderContents {
-        launched: text.is_some() || folder.join(EVENTS).exists(),
-        has_steps: !steps.is_empty(),
+        launched: [CONFIG, EVENTS].iter().any(|name| folder.join(name).exists()),
+        has_steps: progress(folder).is_some(),
         has_checkpoints: checkpoint::has_checkpoint(&checkpoints).unwrap_or(false),
         config: saved,
     }

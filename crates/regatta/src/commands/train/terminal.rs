@@ -11,9 +11,6 @@ use regatta_draw::text::sanitize;
 use regatta_observe::view::train::history::RunHistory;
 use regatta_observe::view::train::{dashboard, log};
 
-/// Minimum seconds between redraws.
-const MIN_REDRAW_INTERVAL: f64 = 0.1;
-
 /// Minimum seconds between log lines within a step.
 const MIN_LOG_INTERVAL: f64 = 10.0;
 
@@ -78,15 +75,12 @@ pub struct TerminalOutput<W: Write> {
     size: GetSize,
     pub history: RunHistory,
     screen: InlineScreen,
-    drawn_at: f64,
     /// Time of the last log line.
     logged_at: f64,
     /// The progress of the step that was logged last.
     logged_progress: String,
     /// Samples, printed below the dashboard at the end.
     samples: String,
-    /// When drawing was stopped.
-    stopped_at: Option<f64>,
     /// The first write error.
     pub error: Option<io::Error>,
 }
@@ -100,11 +94,9 @@ impl<W: Write> TerminalOutput<W> {
             size,
             history: RunHistory::default(),
             screen: InlineScreen::default(),
-            drawn_at: f64::NEG_INFINITY,
             logged_at: 0.0,
             logged_progress: String::new(),
             samples: String::new(),
-            stopped_at: None,
             error: None,
         }
     }
@@ -126,7 +118,7 @@ impl<W: Write> TerminalOutput<W> {
     /// Redraws the dashboard, to update the ETA between events.
     pub fn refresh(&mut self, now: f64) {
         let is_running = self.is_dashboard() && self.history.summary.is_none();
-        if is_running && self.screen.is_drawn() && now - self.drawn_at >= MIN_REDRAW_INTERVAL {
+        if is_running && self.screen.is_drawn() && self.screen.is_due(now) {
             self.draw(now);
         }
     }
@@ -134,18 +126,14 @@ impl<W: Write> TerminalOutput<W> {
     /// Leaves the dashboard as it is, with the cursor below it, and draws no more: the terminal belongs to
     /// the shell (Ctrl-Z), or the run is being killed.
     pub fn stop_drawing(&mut self, now: f64) {
-        if self.screen.is_drawn() {
-            // The terminal has echoed ^Z or ^C.
-            self.write("\r\x1b[K");
-            self.screen.keep();
-        }
-        self.stopped_at.get_or_insert(now);
+        let erase_echo = self.screen.stop(now);
+        self.write(erase_echo);
     }
 
     /// Draws a new dashboard after [`Self::stop_drawing`].
     pub fn resume_drawing(&mut self, now: f64) {
-        let Some(stopped_at) = self.stopped_at.take() else { return };
-        self.history.skip(now - stopped_at);
+        let Some(stopped) = self.screen.resume(now) else { return };
+        self.history.skip(stopped);
         if self.is_dashboard() && self.history.about.steps > 0 && self.history.summary.is_none() {
             self.draw(now);
         }
@@ -212,19 +200,18 @@ impl<W: Write> TerminalOutput<W> {
                 self.print(&self.event_text(event, usize::MAX));
                 self.draw(now);
             }
-            _ if now - self.drawn_at >= MIN_REDRAW_INTERVAL => self.draw(now),
+            _ if self.screen.is_due(now) => self.draw(now),
             _ => {}
         }
     }
 
     /// Draws the dashboard over the previous one, in a single write.
     fn draw(&mut self, now: f64) {
-        let size = (self.size)().filter(|_| self.stopped_at.is_none());
+        let size = (self.size)().filter(|_| !self.screen.is_stopped());
         let Some(size) = size else { return self.screen.keep() };
         let lines = dashboard::render(&self.history, size, now);
         let colour = self.mode == OutputMode::Dashboard { colour: true };
-        let text = self.screen.draw(&lines, size.width, colour);
-        self.drawn_at = now;
+        let text = self.screen.draw(&lines, size.width, colour, now);
         self.write(&text);
     }
 

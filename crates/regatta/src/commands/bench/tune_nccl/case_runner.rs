@@ -9,6 +9,7 @@ use regatta_launch::signal_catcher;
 use regatta_measure::request::{BenchRequest, Workload};
 use regatta_measure::write::TableLayout;
 use regatta_model::Operation;
+use regatta_model::run_folder::CASE_OUTPUT;
 use regatta_nccl_tuning::candidate::Candidate;
 
 use super::rounds::{TuneOutcome, TuneRun, TuneRunner};
@@ -18,8 +19,6 @@ use crate::commands::bench::parent::BenchLaunch;
 use crate::commands::bench::reporter::OutputFormat;
 use crate::output::{self, OutputCapture, Stream};
 
-/// What a case prints, in its folder.
-const LOG: &str = "output.txt";
 /// Lines of it that are shown if it must not fail.
 const ERROR_LINES: usize = 12;
 
@@ -39,7 +38,7 @@ impl TuneRunner for CaseRunner<'_> {
         output::eprint(&format!("{HEADING}{heading}{HEADING:#}\n"));
         std::fs::create_dir_all(&case.folder)
             .with_context(|| format!("cannot create {}", case.folder.display()))?;
-        let log = case.folder.join(LOG);
+        let log = case.folder.join(CASE_OUTPUT);
         let captured = OutputCapture::to(&log)?;
         let status = case.run(&self.request_of(run), OutputFormat::Silent, TableLayout::Means);
         drop(captured);

@@ -64,7 +64,7 @@ fn run_checks(
     bootstrap_time: Duration,
 ) -> Result<()> {
     smoke.joined(bootstrap_time)?;
-    let mut config = task.config()?;
+    let mut config = task.resolved.config.clone();
     compute_device::resolve(&mut config, &**comm)?;
     let threads = training::threads(&config);
     let kernels = compute_device::describe(&config, threads);

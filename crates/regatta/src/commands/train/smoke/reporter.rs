@@ -83,7 +83,7 @@ impl SmokeReporter {
 #[cfg(test)]
 mod tests {
     use regatta_launch::channel;
-    use regatta_launch::status::JobObserver as _;
+    use regatta_launch::status::{FrameRecord, JobObserver as _};
     use serde_json::json;
 
     use super::super::checks::RankInfo;
@@ -105,7 +105,11 @@ mod tests {
         let check = CheckResult { check: Check::Ranks, ..check };
         let mut reporter = SmokeReporter::of_launcher(true);
         let event = SmokeEvent::Check(Box::new(check.clone()));
-        RankEvents(&mut reporter).on_frame(0, &channel::encode(&event).unwrap());
+        RankEvents(&mut reporter).on_frame(
+            0,
+            &channel::encode(&event).unwrap(),
+            &mut FrameRecord::default(),
+        );
         assert_eq!(reporter.report.checks.last(), Some(&check));
     }
 }

@@ -1,14 +1,11 @@
 //! A progress bar on the terminal.
 
-use regatta_draw::bar;
-use regatta_measure::collectives::BenchProgress;
+use regatta_draw::bar::progress_line;
+use regatta_draw::screen::ERASE_LINE;
 use regatta_model::units::format_duration;
 
 use crate::commands::launcher::QueuedOutput;
 use crate::output::{self, Stream};
-
-/// Width of the bar in characters.
-const WIDTH: usize = 24;
 
 /// A progress bar, erased when it is dropped; invisible unless standard error is a terminal.
 pub struct ProgressBar {
@@ -24,19 +21,18 @@ impl ProgressBar {
         Self { shown: false, terminal: Stream::Stderr.is_terminal(), queued }
     }
 
-    /// Draws the bar.
-    pub fn show(&mut self, progress: &BenchProgress) {
+    /// Draws the bar of a task, with the estimated seconds left, 0 if they are not known.
+    pub fn show(&mut self, task: &str, done: usize, total: usize, eta_s: f64) {
         if self.terminal {
-            self.write(&format!("\r\x1b[2K{}", line(progress)));
+            self.write(&format!("{ERASE_LINE}{}", line(task, done, total, eta_s)));
             self.shown = true;
         }
     }
 
     /// Erases the bar before other output.
     pub fn hide(&mut self) {
-        if self.shown {
-            self.write("\r\x1b[2K");
-            self.shown = false;
+        if std::mem::take(&mut self.shown) {
+            self.write(ERASE_LINE);
         }
     }
 
@@ -54,13 +50,12 @@ impl Drop for ProgressBar {
     }
 }
 
-fn line(progress: &BenchProgress) -> String {
-    let BenchProgress { task, done, total, eta_s } = progress;
+fn line(task: &str, done: usize, total: usize, eta_s: f64) -> String {
     let eta = match eta_s.ceil() {
         0.0 => String::new(),
         seconds => format!("ETA {}", format_duration(seconds)),
     };
-    format!("{} {done}/{total}  {task}  {eta}", bar::progress(*done, *total, WIDTH))
+    progress_line(task, done, total, &eta)
 }
 
 #[cfg(test)]
@@ -69,12 +64,10 @@ mod tests {
 
     #[test]
     fn bar_shows_progress_task_and_eta() {
-        let task = "all-reduce of 8 bytes".to_owned();
-        let text = line(&BenchProgress { task, done: 1, total: 2, eta_s: 61.2 });
+        let text = line("all-reduce of 8 bytes", 1, 2, 61.2);
         assert_eq!(text, "████████████░░░░░░░░░░░░ 1/2  all-reduce of 8 bytes  ETA 1 min 2 s");
         for (seconds, end) in [(0.0, " x  "), (59.0, " ETA 59 s"), (7300.0, " ETA 2 h 1 min")] {
-            let text =
-                line(&BenchProgress { task: "x".to_owned(), done: 2, total: 2, eta_s: seconds });
+            let text = line("x", 2, 2, seconds);
             assert!(text.ends_with(end), "{text}");
         }
     }
