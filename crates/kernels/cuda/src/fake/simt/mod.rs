@@ -89,7 +89,7 @@ fn build(text: &str) -> Result<Library, String> {
     let [source, object] = ["cpp", "so"].map(|end| env::temp_dir().join(format!("{stem}.{end}")));
     fs::write(&source, text).map_err(|error| format!("{}: {error}", source.display()))?;
     let mut command = Command::new(compiler);
-    command.args(["-std=c++17", "-O2", "-w", "-fPIC", "-shared", "-fno-strict-aliasing"]);
+    command.args(["-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-fno-strict-aliasing"]);
     // Checked jumps reject those between the stacks of lanes. Visible variables in inline functions would be
     // one per process, but their sizes depend on the definitions.
     command.args(["-U_FORTIFY_SOURCE", "-fvisibility=hidden", "-o"]).args([&object, &source]);
