@@ -74,8 +74,9 @@ const CAMPAIGNS: [Campaign; 11] = [
     },
     Campaign {
         name: "conformance",
-        about: "every operation of a device on fake GPUs",
-        arguments: "-p regatta-kernels-cuda --test integration -- --nocapture conformance",
+        about: "every operation of a device on fake GPUs, and every kernel compiled for every AMD architecture",
+        arguments: "-p regatta-kernels-cuda --lib --test integration -- --nocapture conformance \
+                    hip_compilation",
         variables: &[("REGATTA_TEST_CASES", "64")],
         cases: None,
     },

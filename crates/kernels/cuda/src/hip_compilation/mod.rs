@@ -1,5 +1,5 @@
-//! Every source compiles for the supported AMD architectures, by clang, without ROCm. Skipped with a message
-//! without a clang that knows them.
+//! Every source compiles for the supported AMD architectures, by clang, without ROCm: for one of them in turn,
+//! or for all in `cargo xtask accept conformance`. Skipped with a message without a clang that knows them.
 
 use std::ffi::OsString;
 use std::fmt::Write;
@@ -8,6 +8,7 @@ use std::process::Command;
 use std::{env, fs, process};
 
 use regatta_comm::gpu_runtime::Vendor;
+use regatta_testbed::sample_cases;
 
 use crate::Kernel;
 use crate::device::AMD_ARCHITECTURES;
@@ -71,21 +72,26 @@ fn all_sources_compile_for_amd_gpus() {
     };
     let file = env::temp_dir().join(format!("regatta-hip-{}.hip", process::id()));
     let mut failures = String::new();
-    for kernel in representative_kernels(Vendor::Amd) {
-        for arch in AMD_ARCHITECTURES {
-            let name = kernel.source.name;
-            let failure = match assembly(&clang, &kernel, arch, &file) {
-                Err(error) => error,
-                Ok(text) if largest(&text, "ScratchSize") > MAX_SPILLED_BYTES => {
-                    format!("{} bytes of registers are spilled", largest(&text, "ScratchSize"))
-                }
-                Ok(text) if name.contains("mfma") && !text.contains("v_mfma_f32_16x16x16") => {
-                    "no MFMA instruction".to_owned()
-                }
-                Ok(_) => continue,
-            };
-            let _ = writeln!(failures, "{name} for {arch}, {:?}: {failure}", kernel.defines);
-        }
+    let kernels = representative_kernels(Vendor::Amd);
+    let architectures =
+        |first: usize| AMD_ARCHITECTURES.iter().cycle().skip(first).take(AMD_ARCHITECTURES.len());
+    let cases = kernels
+        .iter()
+        .enumerate()
+        .flat_map(|(at, kernel)| architectures(at).map(move |arch| (kernel, arch)));
+    for (kernel, arch) in sample_cases(cases, AMD_ARCHITECTURES.len()) {
+        let name = kernel.source.name;
+        let failure = match assembly(&clang, kernel, arch, &file) {
+            Err(error) => error,
+            Ok(text) if largest(&text, "ScratchSize") > MAX_SPILLED_BYTES => {
+                format!("{} bytes of registers are spilled", largest(&text, "ScratchSize"))
+            }
+            Ok(text) if name.contains("mfma") && !text.contains("v_mfma_f32_16x16x16") => {
+                "no MFMA instruction".to_owned()
+            }
+            Ok(_) => continue,
+        };
+        let _ = writeln!(failures, "{name} for {arch}, {:?}: {failure}", kernel.defines);
     }
     let _ = fs::remove_file(&file);
     assert!(failures.is_empty(), "{failures}");
