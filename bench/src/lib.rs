@@ -92,8 +92,11 @@ pub fn interleave(contenders: &mut [Contender<'_>], rounds: usize) -> Result<Vec
 
 /// Prints a case beside its peers and the previous run, and saves it.
 pub fn report(case: &str, ours: RunTimes, peers: &[(&str, RunTimes)]) -> Result<()> {
-    let ms = |d: Duration| format!("{:.3} ms", d.as_secs_f64() * 1e3);
-    let spread = |t: RunTimes| format!("{} ({} to {})", ms(t.median), ms(t.low), ms(t.high));
+    let show = |time: Duration| match time.as_secs_f64() * 1e6 {
+        us if us < 1000.0 => format!("{us:.2} us"),
+        us => format!("{:.3} ms", us / 1e3),
+    };
+    let spread = |t: RunTimes| format!("{} ({} to {})", show(t.median), show(t.low), show(t.high));
     println!("{case}: {}", spread(ours));
     for (name, times) in peers {
         let ratio = times.median.as_secs_f64() / ours.median.as_secs_f64();
@@ -104,8 +107,9 @@ pub fn report(case: &str, ours: RunTimes, peers: &[(&str, RunTimes)]) -> Result<
     let file = folder.join(case.replace(|c: char| !c.is_ascii_alphanumeric(), "-"));
     let before = std::fs::read_to_string(&file).ok().and_then(|t| t.trim().parse::<f64>().ok());
     if let Some(before) = before {
-        let (change, before) = (ours.median.as_secs_f64() / before - 1.0, before * 1e3);
-        println!("  {:+.1} % compared with the previous run ({before:.3} ms)", change * 100.0);
+        let change = ours.median.as_secs_f64() / before - 1.0;
+        let before = show(Duration::from_secs_f64(before));
+        println!("  {:+.1} % compared with the previous run ({before})", change * 100.0);
     }
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let text = format!("{}\n", ours.median.as_secs_f64());
