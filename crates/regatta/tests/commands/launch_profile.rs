@@ -141,7 +141,9 @@ fn wait_for_reads(file: &Path, count: usize) {
     inotify::add_watch(&inotify, file, inotify::WatchFlags::OPEN).unwrap();
     let mut buffer = [MaybeUninit::uninit(); 512];
     let mut events = inotify::Reader::new(inotify, &mut buffer);
-    (0..count).for_each(|_| drop(events.next().unwrap()));
+    for _ in 0..count {
+        events.next().unwrap();
+    }
 }
 
 #[test]
