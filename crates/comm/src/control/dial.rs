@@ -236,7 +236,8 @@ mod tests {
             let count = stream.read(&mut buffer).unwrap();
             link.receive(&buffer[..count], clock::now(), &mut steps).unwrap();
         }
-        std::thread::sleep(Duration::from_millis(300));
+        // For several heartbeats.
+        std::thread::sleep(Duration::from_millis(100));
         link.send(b"accepted");
         flush(&mut link, &mut stream);
         let mut rest = Vec::new();

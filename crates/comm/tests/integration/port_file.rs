@@ -1,10 +1,8 @@
 //! Port exchange between rank processes: rank 0 listens on a free port and writes it to a file.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
-/// Longer than a process takes to start.
-const TIMEOUT: Duration = Duration::from_secs(20);
+use regatta_testbed::wait_until;
 
 /// Rank 0 publishes its port, the others read it.
 pub fn exchange_port(file: &Path, own: Option<u16>) -> u16 {
@@ -14,12 +12,6 @@ pub fn exchange_port(file: &Path, own: Option<u16>) -> u16 {
         std::fs::rename(&temporary, file).unwrap();
         return port;
     }
-    let until = Instant::now() + TIMEOUT;
-    loop {
-        match std::fs::read_to_string(file) {
-            Ok(port) => return port.parse().unwrap(),
-            Err(error) => assert!(Instant::now() < until, "{}: {error}", file.display()),
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    wait_until("the port of rank 0", || file.exists());
+    std::fs::read_to_string(file).unwrap().parse().unwrap()
 }

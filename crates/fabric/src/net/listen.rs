@@ -18,6 +18,9 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time after which a connection may have failed for want of descriptors.
 const DESCRIPTORS_CHECK: Duration = Duration::from_secs(1);
 
+/// Errors of `accept` after which it may be called again.
+const TRANSIENT: [ErrorKind; 2] = [ErrorKind::Interrupted, ErrorKind::ConnectionAborted];
+
 /// Waits for a sender that knows the handle.
 pub struct Listener {
     nic: Arc<Nic>,
@@ -57,8 +60,11 @@ impl Listener {
 
     /// The connection, once the sender has connected. Never blocks.
     pub fn accept(&self) -> NetResult<Option<Connection>> {
+        self.accept_at(Instant::now())
+    }
+
+    pub(super) fn accept_at(&self, now: Instant) -> NetResult<Option<Connection>> {
         let mut handshakes = self.handshakes.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
         self.accept_sockets(&mut handshakes, now)?;
         let mut at = 0;
         while at < handshakes.len() {
@@ -89,11 +95,7 @@ impl Listener {
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        ErrorKind::Interrupted | ErrorKind::ConnectionAborted
-                    ) => {}
+                Err(error) if TRANSIENT.contains(&error.kind()) => {}
                 Err(error) => {
                     return Err(format!("cannot accept on {}: {error}", self.handle.address));
                 }

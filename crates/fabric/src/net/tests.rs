@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use regatta_testbed::{REQUIRE_LIBFABRIC, skip};
+use regatta_testbed::{REQUIRE_LIBFABRIC, assert_within, poll_until, skip};
 
 use super::device::{describe, discover};
 use super::handle::Handle;
@@ -65,7 +65,7 @@ fn connect(from: &Arc<Nic>, to: &Arc<Nic>) -> Pair {
     let (mut send, mut recv) = (None, None);
     let start = Instant::now();
     while send.is_none() || recv.is_none() {
-        assert!(start.elapsed() < TIMEOUT, "no connection");
+        assert_within(start, TIMEOUT);
         send = send.or_else(|| connectors.connect(|| Ok(from.clone()), 1, handle).unwrap());
         recv = recv.or_else(|| listener.accept().unwrap());
     }
@@ -85,7 +85,7 @@ fn buffer(bytes: &mut [u8]) -> Buffer {
 fn wait(request: &RequestHandle, other: &RequestHandle) -> [usize; MAX_GROUPED_RECVS] {
     let start = Instant::now();
     loop {
-        assert!(start.elapsed() < TIMEOUT, "not complete");
+        assert_within(start, TIMEOUT);
         if let TestResult::Done { sizes, .. } = request.test().unwrap() {
             return sizes;
         }
@@ -98,7 +98,7 @@ fn wait(request: &RequestHandle, other: &RequestHandle) -> [usize; MAX_GROUPED_R
 fn send<'a>(pair: &'a Pair, bytes: &mut [u8], tag: i32) -> &'a RequestHandle {
     let start = Instant::now();
     loop {
-        assert!(start.elapsed() < TIMEOUT, "not granted");
+        assert_within(start, TIMEOUT);
         // SAFETY: the callers keep the bytes until the request is complete.
         if let Some(request) = unsafe { pair.send.send(buffer(bytes), tag) }.unwrap() {
             return request;
@@ -219,6 +219,7 @@ fn a_receive_may_be_posted_long_after_the_sender_has_closed_the_connection() {
     wait(request, request);
     drop(sender);
     let start = Instant::now();
+    // Longer than the checks after which a connection without data fails.
     while start.elapsed() < Duration::from_millis(1500) {
         exchange(&busy);
     }
@@ -235,19 +236,23 @@ fn a_sender_that_ends_before_its_endpoint_is_connected_is_an_error() {
     let Some(nic) = nic(CONNECTION_ORIENTED, false) else { return };
     let listener = Listener::new(nic).unwrap();
     let Handle { address, token } = listener.handle();
-    let mut exchange = frame::Exchange::new(std::net::TcpStream::connect(address).unwrap());
+    let stream = std::net::TcpStream::connect(address).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let mut exchange = frame::Exchange::new(stream);
     let (provider, host) = ("tcp".to_owned(), "other".to_owned());
     let hello = Hello { token, key: 1, connection: 2, process: 3, provider, host, address: vec![] };
     exchange.send(&hello);
     assert!(exchange.flush().unwrap());
     let start = Instant::now();
-    // Long enough for a check of descriptors.
-    while start.elapsed() < Duration::from_millis(1200) {
+    poll_until(Duration::from_millis(1), "the reply", || {
         assert!(listener.accept().unwrap().is_none());
-    }
+        exchange.receive().unwrap().is_some()
+    });
+    // Late enough for a check of descriptors.
+    assert!(listener.accept_at(start + Duration::from_secs(3600)).unwrap().is_none());
     drop(exchange);
     let error = loop {
-        assert!(start.elapsed() < TIMEOUT, "no error");
+        assert_within(start, TIMEOUT);
         match listener.accept() {
             Ok(connection) => assert!(connection.is_none()),
             Err(error) => break error,
@@ -299,7 +304,7 @@ fn a_message_that_is_longer_than_its_receive_is_an_error() {
 fn error_of(request: &RequestHandle, pair: &Pair) -> String {
     let start = Instant::now();
     loop {
-        assert!(start.elapsed() < TIMEOUT, "no error");
+        assert_within(start, TIMEOUT);
         match request.test() {
             Ok(result) => assert_eq!(result, TestResult::Pending),
             Err(error) => return error,
@@ -444,7 +449,7 @@ fn check_error(recv: &Connection, request: &RequestHandle) {
     let mut memory = [0u8; 8];
     let start = Instant::now();
     let error = loop {
-        assert!(start.elapsed() < TIMEOUT, "no error");
+        assert_within(start, TIMEOUT);
         match request.test() {
             Ok(result) => assert_eq!(result, TestResult::Pending),
             Err(error) => break error,
@@ -470,7 +475,7 @@ fn strangers_are_not_accepted() {
     let start = Instant::now();
     // The listener closes the connection of a sender with a wrong token.
     let error = loop {
-        assert!(start.elapsed() < TIMEOUT, "no error");
+        assert_within(start, TIMEOUT);
         assert!(listener.accept().unwrap().is_none());
         if let Err(error) = connectors.connect(|| Ok(one.clone()), 1, wrong) {
             break error;
@@ -479,7 +484,7 @@ fn strangers_are_not_accepted() {
     assert!(error.starts_with("cannot connect to 127.0.0.1:"), "{error}");
     let (mut send, mut recv) = (None, None);
     while send.is_none() || recv.is_none() {
-        assert!(start.elapsed() < TIMEOUT, "no connection");
+        assert_within(start, TIMEOUT);
         send = send.or_else(|| connectors.connect(|| Ok(one.clone()), 1, handle).unwrap());
         recv = recv.or_else(|| listener.accept().unwrap());
     }

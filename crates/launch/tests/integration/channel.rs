@@ -18,9 +18,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
 const FRAMES: u32 = 1_000;
-const LINES_PER_FRAME: u32 = 100;
+const LINES_PER_FRAME: u32 = 20;
 const LONG_FRAME: u32 = 500;
-const LONG_LEN: usize = 5 << 20;
+/// Longer than the buffers of sockets.
+const LONG_LEN: usize = 1 << 20;
 
 /// What a rank of these tests does.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -116,7 +117,7 @@ fn run_serial(specs: &[RankSpec], _serial: &MutexGuard<()>) -> Vec<JobEvent> {
     let deadline = Instant::now() + Duration::from_secs(120);
     while events.last() != Some(&JobEvent::Finished) {
         assert!(Instant::now() < deadline, "not finished after {} events", events.len());
-        let paused = events.len() % 5000 == 4999 && pauses.next().is_some();
+        let paused = events.len() % 1000 == 999 && pauses.next().is_some();
         events.extend(workers.next(Duration::from_millis(if paused { 2 } else { 50 }), paused));
     }
     events
@@ -151,7 +152,7 @@ fn exit_of(rank: u32, events: &[JobEvent]) -> Option<RankExit> {
 
 #[test]
 fn frames_and_output_of_a_rank_arrive_completely_and_in_order() {
-    let input = RankInput::EchoAndSend { padding: vec![7; 1 << 20] };
+    let input = RankInput::EchoAndSend { padding: vec![7; 1 << 19] };
     let events = run(&[rank_spec(0, &input), rank_spec(1, &input)]);
     for rank in 0..2 {
         let frames = frames_of(rank, &events);

@@ -247,7 +247,8 @@ fn blocked_terminal_does_not_cause_heartbeat_timeouts() {
     let ssh = cluster.ssh_options(&cluster.file("all", "node1\nnode2\nnode3\n"));
     let folder = cluster.hosts.shared().join("run");
     // Blocked for longer than the heartbeat timeout, with more output than buffers hold.
-    let slow = "set -o pipefail; \"$@\" | (sleep 5; cat > /dev/null)";
+    let blocked = format!("until [ -s {}/log/rank-0.out ]; do sleep 0.1; done", folder.display());
+    let slow = format!("set -o pipefail; \"$@\" | ({blocked}; sleep 3; cat > /dev/null)");
     let write = "i=0; while [ $i -lt 40000 ]; do echo $RANK $i; i=$((i+1)); done";
     let options = "--ranks-per-node 2 --oversubscribe --fan-out 1 --heartbeat-timeout 2";
     let launch = format!("{REGATTA} launch {ssh} {options} --run-dir {}", folder.display());

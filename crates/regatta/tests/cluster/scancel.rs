@@ -124,7 +124,7 @@ fn suspended_training_continues(cluster: &Cluster) {
     wait_until("the first step", || last_step() > 0);
     let scontrol = |what: &str| run(&mut cluster.login("scontrol", [what, &job])).unwrap();
     scontrol("suspend").expect_success();
-    std::thread::sleep(Duration::from_secs(3));
+    std::thread::sleep(Duration::from_millis(2500));
     assert!(last_step() < 600, "the training ended before it was suspended");
     scontrol("resume").expect_success();
     assert_success(&run_dir);

@@ -197,7 +197,7 @@ fn result_may_be_read_later_than_the_heartbeat_timeout() {
     let process =
         BlockedOutput::spawn(bench(&folder, &format!("{words} --launch=--heartbeat-timeout=1")));
     wait_until("the end of the ranks", || folder.exists("run/result.json"));
-    std::thread::sleep(Duration::from_secs(2));
+    std::thread::sleep(Duration::from_millis(1500));
     let out = process.read().ok();
     assert!(document::from_json::<BenchResult>(&out).unwrap().complete);
 }

@@ -151,6 +151,8 @@ fn job_ends_while_its_reaper_and_original_process_are_stopped() {
 #[test]
 fn suspended_job_and_blocked_terminal_are_not_hangs() {
     let folder = TempDir::new();
+    // Longer than the heartbeat timeout.
+    const STALL: Duration = Duration::from_millis(1500);
     let options = "-n 1 --run-dir run --heartbeat-timeout 1";
     let mut job = shell_job(&folder, options, "echo $$ > pid; exec yes");
     // A pipe that is not read.
@@ -159,9 +161,9 @@ fn suspended_job_and_blocked_terminal_are_not_hangs() {
     wait_until("enough output", || std::fs::metadata(&log).is_ok_and(|m| m.len() > 100_000));
     let all: Vec<String> = processes(&folder).iter().map(|(pid, _)| pid.to_string()).collect();
     kill(&format!("-STOP {}", all.join(" ")));
-    std::thread::sleep(Duration::from_secs(2));
+    std::thread::sleep(STALL);
     kill(&format!("-CONT {}", all.join(" ")));
-    std::thread::sleep(Duration::from_secs(2));
+    std::thread::sleep(STALL);
     assert!(child.try_wait().unwrap().is_none(), "the job still runs");
     kill(&format!("-TERM {}", child.id()));
     wait_until("the job to exit", || child.try_wait().unwrap().is_some());

@@ -13,14 +13,14 @@ use crate::support::train::tiny_run;
 use crate::support::{CommandOutput, TempDir, command, pty};
 
 /// Longer than the time after which lines for a blocked terminal are dropped.
-const STALL: Duration = Duration::from_millis(2500);
+const STALL: Duration = Duration::from_millis(2200);
 
 #[test]
 fn slow_reader_of_a_pipe_gets_every_line() {
     const LINES: usize = 200_000;
     let folder = TempDir::new();
     // The rank is blocked in a write for longer than the hang timeout.
-    let options = "-n 1 --run-dir run --hang-timeout 1";
+    let options = "-n 1 --run-dir run --hang-timeout 2";
     let mut job = shell_job(&folder, options, &format!("seq {LINES}; echo done > done"));
     let child = job.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let log = folder.join("run/log/rank-0.out");

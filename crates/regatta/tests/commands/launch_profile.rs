@@ -1,9 +1,14 @@
 //! `regatta launch --profile`: the plug-in, its variables, and the hang report.
 
+use std::mem::MaybeUninit;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use libc::SIGINT;
+use regatta_events::status::EXTENSION;
+use regatta_observe::read::comms::{files_of, read_status};
 use regatta_testbed::{assert_contains, wait_until};
+use rustix::fs::inotify;
 
 use crate::support::process::{Process, rank_log, regatta_in, run_command, run_in, run_result};
 use crate::support::{TempDir, fake_rank};
@@ -121,14 +126,39 @@ fn stopped_rank_is_named_with_the_collective() {
     assert!(result.collectives[0].seconds >= 2.0, "{result:?}");
 }
 
+/// Whether a status file is of a rank whose oldest collective in flight is this one.
+fn is_in_collective(file: &Path, rank: u32, index: u64) -> bool {
+    read_status(file).is_some_and(|status| {
+        let mut current = status.communicators.iter().filter_map(|one| one.current);
+        status.process.rank == Some(rank) && current.any(|current| current.index == index)
+    })
+}
+
+/// Waits until a file was opened this many times. Of three reads of a status, the launcher has taken the first:
+/// the thread that reads is at most one ahead of it.
+fn wait_for_reads(file: &Path, count: usize) {
+    let inotify = inotify::init(inotify::CreateFlags::empty()).unwrap();
+    inotify::add_watch(&inotify, file, inotify::WatchFlags::OPEN).unwrap();
+    let mut buffer = [MaybeUninit::uninit(); 512];
+    let mut events = inotify::Reader::new(inotify, &mut buffer);
+    for _ in 0..count {
+        events.next().unwrap();
+    }
+}
+
 #[test]
 fn interrupted_hang_names_the_rank_without_a_timeout() {
     let folder = TempDir::new();
+    // Collectives that were enqueued longer ago than those that are ordinary.
     let mut job = regatta_in(&folder, &fake_job("-n 2", Some((1, 3))));
-    let process = Process::spawn(&folder, &mut job);
-    wait_until("rank 0 to wait in collective 3", || folder.exists("run/comms/arrived-3-0"));
-    // Longer than operations that are ordinary, and the interval of reading.
-    std::thread::sleep(std::time::Duration::from_secs(8));
+    let process = Process::spawn(&folder, job.env(fake_rank::AGE, "10"));
+    let mut file = None;
+    wait_until("the status of rank 0 in collective 3", || {
+        let files = files_of(&folder.join("run/comms"), EXTENSION).unwrap_or_default();
+        file = files.into_iter().find(|file| is_in_collective(file, 0, 3));
+        file.is_some()
+    });
+    wait_for_reads(&file.unwrap(), 3);
     process.signal(SIGINT);
     let run = process.wait();
     assert_contains(&run.err, ["rank 1 on ", " did not arrive at all-reduce 3 "]);

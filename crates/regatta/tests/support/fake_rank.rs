@@ -10,6 +10,8 @@ use regatta_events::record::Recorder;
 use regatta_events::record::raw::{Enqueue, OpenCommunicator, RawEvent, fixed_name};
 use regatta_events::record::settings::Settings;
 
+/// The variable with the number of seconds by which collectives were enqueued earlier than they are.
+pub const AGE: &str = "FAKE_RANK_AGE";
 /// Collectives of a job that does not stop.
 const COLLECTIVES: u64 = 8;
 
@@ -28,6 +30,8 @@ pub fn run() {
     let stops = std::env::var("FAKE_RANK_STOPS").unwrap();
     let stop =
         stops.split_once(':').map(|(rank, index)| (rank.parse().unwrap(), index.parse().unwrap()));
+    let age =
+        std::env::var(AGE).map_or(0, |seconds| seconds.parse::<u64>().unwrap() * 1_000_000_000);
     let [rank, ranks] = [settings.process.rank, settings.process.world_size].map(Option::unwrap);
     let (folder, recorder) = (settings.folder.clone(), Recorder::start(settings).unwrap());
     let communicator = recorder.next_communicator();
@@ -44,7 +48,9 @@ pub fn run() {
             wait_until(|| false);
         }
         let operation = recorder.next_operation();
-        recorder.push(RawEvent::Enqueue(all_reduce(operation, communicator, index)));
+        let mut enqueue = all_reduce(operation, communicator, index);
+        enqueue.time -= age;
+        recorder.push(RawEvent::Enqueue(enqueue));
         recorder.push(RawEvent::Start { operation, time: host_now(), device_time: 0 });
         let file = |rank: u32| folder.join(format!("arrived-{index}-{rank}"));
         std::fs::write(file(rank), "").unwrap();

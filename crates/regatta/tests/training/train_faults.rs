@@ -51,9 +51,9 @@ fn restarted_ranks_resume_from_the_last_checkpoint() {
 fn training_continues_after_a_stop_longer_than_every_timeout() {
     const STEPS: u64 = 400;
     // Long enough that a busy machine does not count as lost.
-    const TIMEOUT_S: &str = "4";
+    const TIMEOUT_S: &str = "5";
     const STOP: Duration = Duration::from_secs(6);
-    for signal in [SIGTSTP, SIGSTOP] {
+    let stop_and_continue = |signal| {
         let folder = TempDir::new();
         let words = format!("{TINY} checkpoint.interval=0 train.steps={STEPS} -n 2 --run-dir run");
         let mut command = train_command(&folder, &words);
@@ -72,7 +72,12 @@ fn training_continues_after_a_stop_longer_than_every_timeout() {
         stopped.iter().for_each(|pid| signal_if_alive(*pid, SIGCONT));
         training.wait().assert_code(0);
         assert_eq!(last_step(&folder, "run"), STEPS);
-    }
+    };
+    // Both at once, since they wait most of the time.
+    std::thread::scope(|scope| {
+        scope.spawn(|| stop_and_continue(SIGTSTP));
+        stop_and_continue(SIGSTOP);
+    });
 }
 
 /// The notes about failed checkpoints so far.

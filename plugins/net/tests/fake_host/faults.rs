@@ -11,7 +11,7 @@ use crate::process::{Folder, Rank, command, providers, segments};
 use crate::with_providers;
 
 /// Longer than the timeout of the ranks.
-const STOPPED: Duration = Duration::from_millis(4500);
+const STOPPED: Duration = Duration::from_millis(3500);
 const TIMEOUT_S: &str = "3";
 
 fn start(task: &Task, provider: &str) -> Rank {

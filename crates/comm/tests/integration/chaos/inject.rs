@@ -14,7 +14,7 @@ use super::failed_ranks;
 const PAUSE: Duration = Duration::from_millis(300);
 
 /// A pause of all ranks: longer than their timeouts.
-const LONG_PAUSE: Duration = Duration::from_secs(6);
+const LONG_PAUSE: Duration = Duration::from_secs(5);
 
 fn signal(ids: &[Pid], signal: Signal) {
     for id in ids {

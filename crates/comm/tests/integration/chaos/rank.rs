@@ -245,9 +245,8 @@ impl<'a> RankDriver<'a> {
             return Ok(true);
         }
         let enough = match self.case.fault {
-            Fault::Paused => Duration::from_secs(2),
-            // Longer than the pause.
-            Fault::AllPaused => Duration::from_secs(8),
+            // The clock stands still during a pause.
+            Fault::Paused | Fault::AllPaused => Duration::from_secs(2),
             _ if self.case.may_succeed() => Duration::from_secs(12),
             _ => LONG,
         };

@@ -133,7 +133,7 @@ pub struct Case {
 /// `--heartbeat-timeout` of cases in which it matters; longer than delays on a busy machine.
 pub const HEARTBEAT_TIMEOUT: u32 = 3;
 /// Duration of a pause in milliseconds: longer than the heartbeat timeout.
-pub const PAUSE: u32 = HEARTBEAT_TIMEOUT * 1000 + 1500;
+pub const PAUSE: u32 = HEARTBEAT_TIMEOUT * 1000 + 500;
 
 /// How a job must end.
 #[derive(Debug)]
