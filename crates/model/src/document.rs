@@ -27,7 +27,7 @@ pub trait Document: Serialize + DeserializeOwned {
 #[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum DocumentError {
     /// Not JSON, or with other fields.
-    #[error("not a {kind} file: {source}; write it with `{writer}`")]
+    #[error("not a file of kind {kind}: {source}; write it with `{writer}`")]
     Json { kind: &'static str, source: serde_json::Error, writer: &'static str },
     /// Another kind or version.
     #[error("format {found:?}, expected {expected:?}; write it with `{writer}` of this version")]
@@ -46,7 +46,8 @@ struct Tagged<'a, T> {
 
 #[derive(Deserialize)]
 struct Header {
-    format: String,
+    #[serde(default)]
+    format: Option<String>,
 }
 
 fn format_tag<T: Document>() -> String {
@@ -66,9 +67,11 @@ pub fn to_json_line<T: Document>(body: &T) -> Result<String, serde_json::Error> 
 /// Parses a document and checks its consistency.
 pub fn from_json<T: Document>(text: &str) -> Result<T, DocumentError> {
     let json = |source| DocumentError::Json { kind: T::KIND, source, writer: T::WRITTEN_BY };
-    let found = match serde_json::from_str(text).map(|Header { format }| format) {
-        Err(_) if T::FORMAT_IS_OPTIONAL => format!("regatta-{}/1", T::KIND),
-        parsed => parsed.map_err(json)?,
+    let Header { format } = serde_json::from_str(text).map_err(json)?;
+    let found = match format {
+        Some(format) => format,
+        None if T::FORMAT_IS_OPTIONAL => format!("regatta-{}/1", T::KIND),
+        None => return Err(json(serde::de::Error::missing_field("format"))),
     };
     if found != format_tag::<T>() {
         let (expected, writer) = (format_tag::<T>(), T::WRITTEN_BY);
@@ -102,11 +105,14 @@ mod tests {
         for text in [&*text, r#"{"common": [], "ranks": {"0": []}}"#] {
             assert_eq!(from_json::<JobEnvironment>(text).unwrap(), environment);
         }
+        assert!(
+            from_json::<JobEnvironment>(&text.replace("\"regatta-environment/1\"", "3")).is_err()
+        );
         let later = text.replace("environment/1", "environment/2");
         let error = from_json::<JobEnvironment>(&later).unwrap_err().to_string();
         assert!(error.contains("expected \"regatta-environment/1\""), "{error}");
         let error = from_json::<JobEnvironment>("[]").unwrap_err().to_string();
-        assert!(error.starts_with("not a environment file"), "{error}");
+        assert!(error.starts_with("not a file of kind environment"), "{error}");
     }
 
     #[test]

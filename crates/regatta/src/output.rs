@@ -85,7 +85,7 @@ impl Stream {
 
     /// Writes a text as it is with a single write.
     pub fn write_raw(self, text: &str) -> io::Result<()> {
-        // The lock is not held while a reader may block.
+        // The lock is released before a write to a stream, whose reader may block.
         if let Some(file) = capture().as_mut() {
             return if self == Self::Stderr { write_and_flush(file, text) } else { Ok(()) };
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -140,7 +140,11 @@ impl TestUnit {
         let tmp = isolation.is_some().then(PrivateTmp::create).transpose()?;
         let mut command = self.command(isolation.zip(tmp.as_ref()));
         let (mut reader, writer) = std::io::pipe()?;
-        command.stdout(writer.try_clone()?).stderr(writer).envs(variables.iter().copied());
+        command
+            .stdin(Stdio::null())
+            .stdout(writer.try_clone()?)
+            .stderr(writer)
+            .envs(variables.iter().copied());
         let child = command.spawn();
         // It holds the pipe open.
         drop(command);

@@ -39,7 +39,7 @@ pub struct BootstrapDocument {
 }
 
 /// Version of the document's format.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Handshake timeout of a link.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for a disconnected agent to find another parent.

@@ -69,7 +69,7 @@ names! {
     /// Locked during the runs of a sweep or scan of `regatta bench`, whose run folders are below its own.
     BENCH_LOCK = "bench.lock";
     /// What a run of `regatta bench --tune-nccl` prints.
-    CASE_OUTPUT = "output.txt";
+    CASE_OUTPUT = "case-output.txt";
     /// The resolved configuration of a training.
     CONFIG = "config.toml";
     /// Folder of checkpoints, unless `checkpoint.dir` is set.
@@ -201,7 +201,7 @@ mod tests {
         {
             assert!(is_own_name(own), "{own}");
         }
-        for other in ["thesis.tex", "machine-x.json", "bench-1.json", "machine-.json", "log.txt"] {
+        for other in ["thesis.tex", "output.txt", "bench-1.json", "machine-.json", "log.txt"] {
             assert!(!is_own_name(other), "{other}");
         }
     }

@@ -1,9 +1,11 @@
 //! Follows the records of a run that goes on: events of all launches and attempts, and metrics.
 
+use std::path::PathBuf;
+
 use regatta_model::run_folder::{EVENTS, METRICS, Record, RunEvent};
 
 use super::lines::{LineFollower, NewLines};
-use super::{ReadError, Run, RunState};
+use super::{Launch, ReadError, Run, RunState};
 
 /// Where a record comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +58,8 @@ pub struct RunFollower {
 /// The events of a launch.
 #[derive(Debug)]
 struct LaunchEvents {
+    /// Folder of the launch.
+    path: PathBuf,
     lines: LineFollower,
     /// Attempts seen.
     attempts: u32,
@@ -85,9 +89,11 @@ impl RunFollower {
 
     /// Adds the launches that are not known yet.
     fn find_launches(&mut self) {
-        for launch in self.run.launches().into_iter().skip(self.launches.len()) {
-            let lines = LineFollower::new(launch.path.join(EVENTS));
-            self.launches.push(LaunchEvents { lines, attempts: 0 });
+        for Launch { path } in self.run.launches() {
+            if self.launches.iter().all(|known| known.path != path) {
+                let lines = LineFollower::new(path.join(EVENTS));
+                self.launches.push(LaunchEvents { path, lines, attempts: 0 });
+            }
         }
     }
 
@@ -95,7 +101,7 @@ impl RunFollower {
     fn poll_files(&mut self) -> Update {
         let mut update = Update { ended: true, ..Update::default() };
         for (launch, events) in self.launches.iter_mut().enumerate() {
-            let LaunchEvents { lines, attempts } = events;
+            let LaunchEvents { lines, attempts, .. } = events;
             update.add(lines.poll(), |event| {
                 *attempts += u32::from(matches!(event, RunEvent::Launched { .. }));
                 Source::Events { launch, attempt: attempts.saturating_sub(1) }

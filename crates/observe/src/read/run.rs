@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use regatta_model::result::RunResult;
 use regatta_model::run_folder::{
-    BENCH_LOCK, COMMS, CONFIG, ENVIRONMENT, JobEnvironment, LOG, PLACEMENT, RELAUNCH, RESULT,
-    RunKind, log_name, machine_name, parse_attempt_folder, parse_log_name,
+    BENCH_LOCK, COMMS, CONFIG, ENVIRONMENT, EVENTS, JobEnvironment, LOG, PLACEMENT, RELAUNCH,
+    RESULT, RunKind, log_name, machine_name, parse_attempt_folder, parse_log_name,
 };
 use regatta_model::{Machine, Placement};
 
@@ -58,10 +58,12 @@ impl Run {
 /// All launches of a run folder, oldest first: the folders of later ones are named by their time, and those
 /// of a sweep or scan begin with an increasing number.
 pub(super) fn launches(path: &Path) -> Vec<Launch> {
-    let mut paths = match path.join(BENCH_LOCK).is_file() {
-        true => subfolders(path),
-        false => [vec![path.to_owned()], subfolders(&path.join(RELAUNCH))].concat(),
-    };
+    let has_events = |path: &PathBuf| path.join(EVENTS).is_file();
+    let is_sweep = path.join(BENCH_LOCK).is_file();
+    let mut paths = subfolders(&if is_sweep { path.to_owned() } else { path.join(RELAUNCH) });
+    paths.retain(|path| !is_sweep || has_events(path));
+    // The folder of a sweep may be used for another launch, too.
+    paths.extend(Some(path.to_owned()).filter(|path| !is_sweep || has_events(path)));
     // The length of the number: 10 is after 9.
     let digits = |name: &str| name.bytes().take_while(u8::is_ascii_digit).count();
     paths.sort_by_cached_key(|path| {

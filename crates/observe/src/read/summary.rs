@@ -150,7 +150,8 @@ fn recorded_kind(path: &Path) -> Option<RunKind> {
     };
     let is_regatta = |program| Path::new(program).ends_with("regatta");
     let words: Vec<&str> = command.iter().map(String::as_str).collect();
-    kind.or_else(|| match words[..] {
+    // The user's command may be regatta's own.
+    kind.filter(|kind| *kind != RunKind::Launch).or_else(|| match words[..] {
         [program, "train", ..] if is_regatta(program) => Some(RunKind::Train),
         [program, "bench", ..] if is_regatta(program) => Some(RunKind::Bench),
         _ => None,

@@ -16,7 +16,7 @@ use regatta_model::train_event::Event;
 use regatta_model::{BenchTable, document};
 use regatta_observe::read::{
     Followed, LineFollower, NewLines, ReadError, Run, RunFollower, RunState, Source, Update,
-    metrics, progress,
+    lock_files, metrics, progress,
 };
 
 /// A folder that is removed at the end.
@@ -470,4 +470,10 @@ fn runs_of_a_sweep_are_followed_while_they_start_one_after_the_other() {
     drop(lock);
     assert!(follower.poll().ended);
     assert_eq!(run.state(), RunState::Finished);
+    // Another launch in the folder of the sweep.
+    let mut written = RunFolder::create(&folder.0).unwrap();
+    written.append_event(&launched(0));
+    written.append_event(&of_rank(0, RunEvent::Exited { exit: RankExit::Exit(0) }));
+    assert_eq!((exits(&follower.poll()), run.state()), (vec![(10, 0, 0)], RunState::Running));
+    assert!(lock_files(&folder.0).contains(&folder.0.join(EVENTS)));
 }

@@ -22,13 +22,13 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
     let mut options = args.into_options()?;
     let mut discovery = Discovery::of_job(&options.job)?;
     if options.preflight && !options.dry_run {
-        replace_bad_nodes(&mut options.job, &mut discovery)?;
+        check_nodes(&mut options.job, &mut discovery)?;
     }
     launch(&options, discovery, None, Vec::new()).map(ExitCode::from)
 }
 
 /// Checks all nodes of the job, spares included. On return the job consists of good nodes only.
-fn replace_bad_nodes(config: &mut JobConfig, discovery: &mut Discovery) -> Result<()> {
+fn check_nodes(config: &mut JobConfig, discovery: &mut Discovery) -> Result<()> {
     if let Some(me) = discovery.allocation.this_rank {
         bail!(
             "--preflight needs one `regatta launch` for the whole job, and this is rank {}: start it \

@@ -202,7 +202,7 @@ fn tuning_nccl_without_nccl_is_an_error() {
     let failed = run_command(bench(&folder, words).env("REGATTA_CUDART", "/none/libcudart.so"));
     let failed = failed.assert_code(1).assert_stderr("1 of 60: NCCL's default, round 1");
     failed.assert_stderr("/none/libcudart.so").assert_stderr("cannot measure NCCL's default");
-    assert!(folder.read("run/0/output.txt").contains("libcudart"));
+    assert!(folder.read("run/0/case-output.txt").contains("libcudart"));
     assert!(!folder.join("table.txt").exists());
     run(&folder, words).assert_code(1).assert_stderr("run already has results");
 

@@ -27,7 +27,7 @@ use crate::{output, plugins};
 
 /// Environment variable with the path of NCCL's and RCCL's profiler plug-in.
 pub const PLUGIN_VARIABLE: &str = "NCCL_PROFILER_PLUGIN";
-/// Begin of the warning about a node that records to a folder of its own.
+/// Start of the warning about a node that records to a folder of its own.
 const NOT_SEEN: &str = "this node does not see the run folder";
 /// Most operations of a hang that `result.json` lists.
 const MAX_OPERATIONS: usize = 64;
