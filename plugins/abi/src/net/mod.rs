@@ -85,15 +85,8 @@ pub type Iflush = unsafe extern "C" fn(
 /// `test`.
 pub type Test =
     unsafe extern "C" fn(request: Object, done: *mut c_int, sizes: *mut c_int) -> NcclResult;
-/// `getDeviceMr`, for transports with a part on the GPU.
-pub type GetDeviceMr =
-    unsafe extern "C" fn(comm: Object, registration: Object, device: Out) -> NcclResult;
-/// `irecvConsumed`, for transports with a part on the GPU.
-pub type IrecvConsumed =
-    unsafe extern "C" fn(recv: Object, count: c_int, request: Object) -> NcclResult;
-/// `makeVDevice`: combines NICs to a virtual one.
-pub type MakeVDevice =
-    unsafe extern "C" fn(device: *mut c_int, members: *mut VirtualDevice) -> NcclResult;
+/// A function that this project neither has nor calls.
+pub type Unused = Option<unsafe extern "C" fn()>;
 /// `isend` of versions 10 and later.
 pub type Isend = unsafe extern "C" fn(
     send: Object,
@@ -156,14 +149,24 @@ pub struct Functions<Init, Properties, Listen, Connect, Isend, Irecv> {
     pub close_recv: Close,
     /// `closeListen`.
     pub close_listen: Close,
-    /// `getDeviceMr`.
-    pub get_device_mr: Option<GetDeviceMr>,
-    /// `irecvConsumed`.
-    pub irecv_consumed: Option<IrecvConsumed>,
+    /// `getDeviceMr`, for transports with a part on the GPU.
+    pub get_device_mr: Unused,
+    /// `irecvConsumed`, for transports with a part on the GPU.
+    pub irecv_consumed: Unused,
 }
 
 // SAFETY: pointers to constants.
 unsafe impl<I: Sync, P, L: Sync, C: Sync, S: Sync, R: Sync> Sync for Functions<I, P, L, C, S, R> {}
+
+/// The tables of versions 9 and 10, by the functions that these begin with.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct VirtualDeviceNet<Functions> {
+    /// As in version 8.
+    pub functions: Functions,
+    /// `makeVDevice`: combines NICs to a virtual one.
+    pub make_v_device: Unused,
+}
 
 /// The NICs of a virtual device (`ncclNetVDeviceProps`).
 #[repr(C)]

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 pub use super::Properties;
-use super::{CommConfig, Irecv, Isend, Listen, MakeVDevice, Out, ProfilerCallback};
+use super::{CommConfig, Irecv, Isend, Listen, Out, ProfilerCallback};
 use crate::NcclResult;
 use crate::log::Logger;
 
@@ -30,14 +30,7 @@ pub type Functions = super::Functions<
 >;
 
 /// The table of functions.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct Net {
-    /// As in version 8.
-    pub functions: Functions,
-    /// `makeVDevice`.
-    pub make_v_device: Option<MakeVDevice>,
-}
+pub type Net = super::VirtualDeviceNet<Functions>;
 
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<Net>() == 160);

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::{Close, CommConfig, Irecv, Isend, MakeVDevice, Out, ProfilerCallback};
+use super::{Close, CommConfig, Irecv, Isend, Out, ProfilerCallback, Unused};
 use crate::NcclResult;
 use crate::log::Logger;
 
@@ -42,9 +42,6 @@ pub type Connect = unsafe extern "C" fn(
     send: Out,
     offload: Out,
 ) -> NcclResult;
-/// `setNetAttr`, whose attributes this project does not read.
-pub type SetNetAttr =
-    unsafe extern "C" fn(context: *mut c_void, attributes: *mut c_void) -> NcclResult;
 
 /// The functions as in version 8, with those of this version.
 pub type Functions = super::Functions<Init, Properties, Listen, Connect, Isend, Irecv>;
@@ -56,11 +53,11 @@ pub struct Net {
     /// As in version 8.
     pub functions: Functions,
     /// `makeVDevice`.
-    pub make_v_device: Option<MakeVDevice>,
+    pub make_v_device: Unused,
     /// `finalize`, with the context.
     pub finalize: Close,
     /// `setNetAttr`: hints about the traffic of a communicator.
-    pub set_net_attr: Option<SetNetAttr>,
+    pub set_net_attr: Unused,
 }
 
 #[cfg(target_pointer_width = "64")]

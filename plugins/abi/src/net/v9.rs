@@ -1,7 +1,7 @@
 //! Version 9: sizes of 64 bits, virtual devices, NCCL 2.23 and later.
 
 pub use super::Properties;
-use super::{Connect, Listen, MakeVDevice, v8};
+use super::{Connect, Listen, v8};
 use crate::NcclResult;
 use crate::log::Logger;
 
@@ -24,14 +24,7 @@ pub type Functions = super::Functions<
 >;
 
 /// The table of functions.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct Net {
-    /// As in version 8.
-    pub functions: Functions,
-    /// `makeVDevice`.
-    pub make_v_device: Option<MakeVDevice>,
-}
+pub type Net = super::VirtualDeviceNet<Functions>;
 
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<Net>() == 160);

@@ -251,28 +251,19 @@ fn record_state(handle: *mut c_void, state: c_int, value: u64) {
     }
 }
 
-/// `recordEventState` from version 4 on. All of the arguments that are used are a number of 8 bytes.
+/// `recordEventState` from version 4 on. The arguments are a union, of which only numbers of 8 bytes are used:
+/// the size of a step's transfer, or the device time of a kernel's end.
 pub(crate) unsafe extern "C" fn record_event_state(
     handle: *mut c_void,
     state: c_int,
-    arguments: *const StateArguments,
+    arguments: *const u64,
 ) -> NcclResult {
     guard(|| {
         // SAFETY: NULL or valid for reads.
-        let value = unsafe { arguments.as_ref() }.map_or(0, |arguments| arguments.value);
-        record_state(handle, state, value);
+        let value = unsafe { arguments.as_ref() };
+        record_state(handle, state, value.copied().unwrap_or(0));
     })
 }
-
-/// The arguments of a state, from version 4 on: a union of numbers and pointers.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct StateArguments {
-    /// The size of a step's transfer, or the device time of a kernel's end.
-    pub value: u64,
-}
-
-const _: () = assert!(size_of::<StateArguments>() == 8);
 
 /// `finalize` of all versions.
 pub(crate) unsafe extern "C" fn finalize(context: *mut c_void) -> NcclResult {

@@ -13,8 +13,8 @@ use crate::model::{Collective, CommunicatorFacts, Descriptor, Message, text};
 pub(super) const EVENTS: u64 =
     event::COLLECTIVE | event::P2P | event::PROXY_OP | event::PROXY_STEP | event::KERNEL_CHANNEL;
 
-/// The table.
-pub type Profiler = Table<Init, EventDescriptor, StateArguments>;
+/// The table. No argument of a state is used.
+pub type Profiler = Table<Init, EventDescriptor, c_void>;
 /// The function that opens a communicator.
 pub type Init = unsafe extern "C" fn(*mut *mut c_void, *mut c_int) -> NcclResult;
 
@@ -64,16 +64,6 @@ pub struct P2pDetail {
     pub peer: c_int,
 }
 
-/// The arguments of a state. None of them is used.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct StateArguments {
-    /// Bytes of a transfer so far.
-    pub transferred: usize,
-    /// Steps of a transfer so far.
-    pub steps: c_int,
-}
-
 const _: () = {
     type C = CollectiveDetail;
     assert!(size_of::<EventDescriptor>() == 120);
@@ -88,7 +78,6 @@ const _: () = {
     assert!(offset_of!(P2pDetail, dtype) == 32);
     assert!(offset_of!(P2pDetail, count) == 40);
     assert!(offset_of!(P2pDetail, peer) == 48);
-    assert!(size_of::<StateArguments>() == 16);
 };
 
 unsafe extern "C" fn init(context: *mut *mut c_void, activation: *mut c_int) -> NcclResult {
@@ -99,7 +88,7 @@ unsafe extern "C" fn init(context: *mut *mut c_void, activation: *mut c_int) -> 
 unsafe extern "C" fn record_event_state(
     handle: *mut c_void,
     state: c_int,
-    _: *const StateArguments,
+    _: *const c_void,
 ) -> NcclResult {
     guard(|| super::record_state(handle, state, 0))
 }

@@ -4,15 +4,13 @@ use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
 
 use super::v3::EVENTS;
-use super::{
-    EventDetail, KernelChannel, NcclResult, ProxyOp, ProxyStep, StateArguments, Table, event, guard,
-};
+use super::{EventDetail, KernelChannel, NcclResult, ProxyOp, ProxyStep, Table, event, guard};
 use crate::handle::Handle;
 use crate::log::Logger;
 use crate::model::{Collective, CommunicatorFacts, Descriptor, Message, text};
 
 /// The table.
-pub type Profiler = Table<Init, EventDescriptor, StateArguments>;
+pub type Profiler = Table<Init, EventDescriptor, u64>;
 /// The function that opens a communicator: context, event mask, name, hash, nodes, ranks, rank, logger.
 pub type Init = unsafe extern "C" fn(
     *mut *mut c_void,
@@ -133,15 +131,14 @@ impl EventDetail for Detail {
                 // The event starts when the transfer is queued; a state reports its start.
                 event::PROXY_OP => read_proxy_op(parent, &self.proxy_op, false),
                 event::PROXY_STEP => Descriptor::Step { parent, step: self.proxy_step.step },
-                event::KERNEL_CHANNEL => read_kernel_channel(parent, &self.kernel_channel),
+                event::KERNEL_CHANNEL => {
+                    let device_time = self.kernel_channel.p_timer;
+                    Descriptor::Channel { parent, device_time, ends_at_stop: false }
+                }
                 _ => Descriptor::Other,
             }
         }
     }
-}
-
-pub(super) fn read_kernel_channel(parent: Handle, channel: &KernelChannel) -> Descriptor<'static> {
-    Descriptor::Channel { parent, device_time: channel.p_timer, ends_at_stop: false }
 }
 
 pub(super) fn read_proxy_op(

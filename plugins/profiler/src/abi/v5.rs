@@ -3,11 +3,8 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
 
-use super::v4::{self, read_collective, read_kernel_channel, read_message, read_proxy_op};
-use super::{
-    EventDetail, KernelChannel, NcclResult, ProxyOp, ProxyStep, StateArguments, Table, event,
-    guard, v3,
-};
+use super::v4::{self, read_collective, read_message};
+use super::{EventDetail, NcclResult, Table, event, guard, v3};
 use crate::handle::Handle;
 use crate::log::Logger;
 use crate::model::{CommunicatorFacts, Descriptor, text};
@@ -15,7 +12,7 @@ use crate::model::{CommunicatorFacts, Descriptor, text};
 pub(super) const EVENTS: u64 = v3::EVENTS | event::COLLECTIVE_API | event::P2P_API;
 
 /// The table.
-pub type Profiler = Table<Init, EventDescriptor, StateArguments>;
+pub type Profiler = Table<Init, EventDescriptor, u64>;
 /// The function that opens a communicator: context, ID, event mask, name, nodes, ranks, rank, logger.
 pub type Init = unsafe extern "C" fn(
     *mut *mut c_void,
@@ -45,10 +42,8 @@ pub union Detail {
     pub p2p_api: P2pApiDetail,
     pub collective: CollectiveDetail,
     pub p2p: P2pDetail,
-    pub proxy_op: ProxyOp,
-    pub proxy_step: ProxyStep,
-    pub kernel_channel: KernelChannel,
-    pub net_plugin: [u64; 2],
+    /// The other types, which are as in version 4.
+    pub v4: v4::Detail,
 }
 
 /// A collective call of the API.
@@ -136,7 +131,6 @@ impl EventDetail for Detail {
         // SAFETY: the type selects the member of the union, and NCCL's texts are C strings.
         unsafe {
             match event_type {
-                event::GROUP => Descriptor::Group,
                 event::COLLECTIVE_API => {
                     let CollectiveApiDetail { dtype, graph_captured, .. } = self.collective_api;
                     Descriptor::Api { dtype: text(dtype), captured: graph_captured != 0 }
@@ -149,11 +143,7 @@ impl EventDetail for Detail {
                     Descriptor::Collective(read_collective(&self.collective.base, parent))
                 }
                 event::P2P => Descriptor::Message(read_message(&self.p2p.base, parent, rank)),
-                // As in version 4.
-                event::PROXY_OP => read_proxy_op(parent, &self.proxy_op, false),
-                event::PROXY_STEP => Descriptor::Step { parent, step: self.proxy_step.step },
-                event::KERNEL_CHANNEL => read_kernel_channel(parent, &self.kernel_channel),
-                _ => Descriptor::Other,
+                _ => self.v4.read(event_type, parent, rank),
             }
         }
     }

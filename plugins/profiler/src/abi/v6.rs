@@ -3,14 +3,14 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
 
-use super::{EventDetail, StateArguments, Table, event, v5};
+use super::{EventDetail, Table, event, v5};
 use crate::handle::Handle;
 use crate::model::{Collective, Descriptor, text};
 
 const EVENTS: u64 = v5::EVENTS | event::COPY_ENGINE_COLLECTIVE;
 
 /// The table.
-pub type Profiler = Table<v5::Init, EventDescriptor, StateArguments>;
+pub type Profiler = Table<v5::Init, EventDescriptor, u64>;
 
 /// The exported table.
 #[unsafe(no_mangle)]

@@ -7,7 +7,7 @@ use std::ptr::{null, null_mut};
 use std::sync::Mutex;
 
 use nccl_profiler_regatta::abi::{
-    KernelChannel, ProxyOp, ProxyStep, SUCCESS, StateArguments, event, v3, v4, v5, v6,
+    KernelChannel, ProxyOp, ProxyStep, SUCCESS, event, v3, v4, v5, v6,
 };
 use nccl_profiler_regatta::log::Logger;
 
@@ -171,18 +171,18 @@ impl Plugin {
 
     /// Reports a state. NCCL passes arguments with all of them.
     pub fn record(&self, handle: Opaque, state: c_int, value: u64) {
-        let new = StateArguments { value };
-        let old = v3::StateArguments { transferred: value as usize, steps: 1 };
+        // Bytes and steps of a transfer so far.
+        let old = [value as usize, 1];
         // SAFETY: the tables are of these types, and all pointers are valid.
         let result = unsafe {
             match self.version {
                 3 => {
                     let record = (*self.table.cast::<v3::Profiler>()).record_event_state;
-                    record(handle.0, state, &old)
+                    record(handle.0, state, (&raw const old).cast())
                 }
                 _ => {
                     let record = (*self.table.cast::<v4::Profiler>()).record_event_state;
-                    record(handle.0, state, &new)
+                    record(handle.0, state, &value)
                 }
             }
         };
@@ -323,7 +323,7 @@ impl Plugin {
             let kernel = KernelChannel { channel_id: channel, p_timer: timer };
             d3.channel_id = channel;
             d4.kernel_channel = kernel;
-            d6.v5.kernel_channel = kernel;
+            d6.v5.v4.kernel_channel = kernel;
         })
     }
 
@@ -346,7 +346,7 @@ impl Plugin {
             };
             d3.proxy_op = proxy_op;
             d4.proxy_op = proxy_op;
-            d6.v5.proxy_op = proxy_op;
+            d6.v5.v4.proxy_op = proxy_op;
         })
     }
 
@@ -355,7 +355,7 @@ impl Plugin {
             let step = ProxyStep { step };
             d3.proxy_step = step;
             d4.proxy_step = step;
-            d6.v5.proxy_step = step;
+            d6.v5.v4.proxy_step = step;
         })
     }
 }
