@@ -114,8 +114,8 @@ fn into_object<T>(value: T) -> Object {
     Box::into_raw(Box::new(value)).cast()
 }
 
-/// The part of `init` that all versions share.
-pub(crate) fn init(logger: Logger) -> NcclResult {
+/// `init` of versions 8 and 9, and the part that later versions share.
+pub(crate) extern "C" fn init(logger: Logger) -> NcclResult {
     guard(|| {
         message::set_logger(logger);
         session();

@@ -4,7 +4,6 @@ use std::ffi::{c_int, c_void};
 use std::fmt::Display;
 
 use regatta_plugin_abi::NcclResult;
-use regatta_plugin_abi::log::Logger;
 use regatta_plugin_abi::net::v8::{Net, Properties};
 use regatta_plugin_abi::net::{Object, Out};
 
@@ -14,11 +13,7 @@ use super::{given, guard};
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "NCCL's name")]
 pub static ncclNetPlugin_v8: Net =
-    super::functions(init, get_properties, super::listen, super::connect, isend, irecv);
-
-pub(super) unsafe extern "C" fn init(logger: Logger) -> NcclResult {
-    super::init(logger)
-}
+    super::functions(super::init, get_properties, super::listen, super::connect, isend, irecv);
 
 unsafe extern "C" fn get_properties(device: c_int, into: *mut Properties) -> NcclResult {
     guard(|| {

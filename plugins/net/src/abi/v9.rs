@@ -2,14 +2,14 @@
 
 use regatta_plugin_abi::net::v9::Net;
 
-use super::v8::{init, irecv, isend};
+use super::v8::{irecv, isend};
 
 /// The table that NCCL looks up.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "NCCL's name")]
 pub static ncclNetPlugin_v9: Net = Net {
     functions: super::functions(
-        init,
+        super::init,
         super::get_properties,
         super::listen,
         super::connect,
