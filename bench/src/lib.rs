@@ -14,7 +14,8 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use regatta_model::run_folder::{LOG, log_name};
+use regatta_model::run_folder::{BENCH_RESULT, LOG, log_name};
+use regatta_model::{BenchResult, BenchRow, document};
 use regatta_predict::shape::{Family, ModelShape};
 
 /// Median and quartiles of many runs.
@@ -167,6 +168,14 @@ pub fn stdout_of(command: &mut Command) -> Result<String> {
         bail!("{command:?}: {stdout}{}", String::from_utf8_lossy(&out.stderr));
     }
     Ok(stdout)
+}
+
+/// The first row that `regatta bench` wrote to a run folder.
+pub fn first_row(run_dir: &Path) -> Result<BenchRow> {
+    let file = run_dir.join(BENCH_RESULT);
+    let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+    let result: BenchResult = document::from_json(&text)?;
+    result.tables.into_iter().flat_map(|table| table.rows).next().context("no size")
 }
 
 /// Removes a run folder and returns rank 0's log.

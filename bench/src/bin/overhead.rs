@@ -10,11 +10,12 @@ use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use regatta_benchmarks::{TempDir, number_argument, regatta_binary, stdout_of, take_log};
+use regatta_benchmarks::{
+    TempDir, first_row, number_argument, regatta_binary, stdout_of, take_log,
+};
 use regatta_comm::bootstrap::BootstrapConfig;
 use regatta_comm::{Collectives, Comm, ReduceOp, hierarchical};
-use regatta_model::run_folder::BENCH_RESULT;
-use regatta_model::{BenchResult, Measurement, document};
+use regatta_model::Measurement;
 
 /// Set in ranks of the bare loop.
 const RANK: &str = "REGATTA_BENCH_RANK";
@@ -56,10 +57,7 @@ fn benchmark(regatta: &Path, folder: &Path) -> Result<Latency> {
     command.args(["bench", "all-reduce", "-b", "8", "-e", "8", "-c", "0", "--backend", "host"]);
     command.args(["-n", &CALLS.to_string(), "-w", &WARM_UP.to_string(), "--ranks", "2"]);
     stdout_of(command.arg("--run-dir").arg(folder))?;
-    let file = folder.join(BENCH_RESULT);
-    let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-    let result: BenchResult = document::from_json(&text)?;
-    let row = result.tables.first().and_then(|table| table.rows.first()).context("no size")?;
+    let row = first_row(folder)?;
     let time = |one: &Option<Measurement>| one.as_ref().and_then(|one| one.time_us);
     let (out_of_place, in_place) = (time(&row.out_of_place), time(&row.in_place));
     std::fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;

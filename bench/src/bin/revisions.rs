@@ -9,10 +9,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use regatta_benchmarks::{
-    Contender, RunTimes, TempDir, interleave, number_argument, report, stdout_of,
+    Contender, RunTimes, TempDir, first_row, interleave, number_argument, report, stdout_of,
 };
-use regatta_model::run_folder::{self, RunEvent};
-use regatta_model::{BenchResult, document};
+use regatta_model::run_folder::RunEvent;
 use regatta_observe::read::Run;
 
 const ROUNDS: usize = 15;
@@ -87,11 +86,8 @@ fn run(
 
 /// The time of a call that `regatta bench` measured.
 fn time_of_call(folder: &Path) -> Result<Duration> {
-    let file = folder.join(run_folder::BENCH_RESULT);
-    let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-    let result: BenchResult = document::from_json(&text)?;
-    let row = result.tables.first().and_then(|table| table.rows.first()).context("no size")?;
-    let time = row.out_of_place.as_ref().and_then(|one| one.time_us).context("no time")?;
+    let time =
+        first_row(folder)?.out_of_place.as_ref().and_then(|one| one.time_us).context("no time")?;
     Ok(Duration::from_secs_f64(time / 1e6))
 }
 

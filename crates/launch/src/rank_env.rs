@@ -262,22 +262,15 @@ pub fn cache_folder(placed: &PlacedJob) -> CacheDir {
     CacheDir { path: format!("{}/{name}", base.trim_end_matches('/')), why, in_memory }
 }
 
-/// Master address and port of a job whose ranks this process starts.
-pub fn planned_rendezvous(
-    args: &RankEnvOptions,
-    placed: &PlacedJob,
-    rank: u32,
-) -> Result<Rendezvous> {
-    choose_rendezvous(args, placed, rank, &|_| None)
-}
-
 /// Master address and port of a job, as `rank` determines them. Those that the user or another
 /// launcher has set are kept, because all ranks of the job have them.
 pub fn rendezvous(args: &RankEnvOptions, placed: &PlacedJob, rank: u32) -> Result<Rendezvous> {
     choose_rendezvous(args, placed, rank, &|name| foreign_value(placed, name))
 }
 
-fn choose_rendezvous(
+/// Master address and port of a job with the values of variables that are already set and kept: none, if
+/// this process starts the ranks.
+pub fn choose_rendezvous(
     args: &RankEnvOptions,
     placed: &PlacedJob,
     rank: u32,

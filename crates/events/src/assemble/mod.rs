@@ -139,7 +139,7 @@ impl Assembler {
                 self.update(operation, time, |open| open.end(time, device_time));
             }
             RawEvent::Untimed { operation, time } => {
-                self.update(operation, time, OpenOperation::set_untimed);
+                self.update(operation, time, |open| open.untimed = true);
             }
             RawEvent::NetworkStart { operation, time } => {
                 self.update(operation, time, |open| open.network_start(time));
@@ -240,7 +240,7 @@ impl Assembler {
         let open = self.open.iter().filter(|open| is_overtaken(open));
         let operations: Vec<u64> = open.map(|open| open.enqueue.operation).collect();
         for operation in operations {
-            self.update(operation, now, OpenOperation::set_overtaken);
+            self.update(operation, now, |open| open.overtaken = true);
         }
     }
 

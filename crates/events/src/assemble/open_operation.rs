@@ -17,9 +17,9 @@ pub(super) struct OpenOperation {
     started: u32,
     ended: u32,
     /// Nothing reports its channels.
-    untimed: bool,
+    pub(super) untimed: bool,
     /// Later operations have ended long ago.
-    overtaken: bool,
+    pub(super) overtaken: bool,
     /// Network transfers that started and ended.
     transfers_started: u32,
     transfers_ended: u32,
@@ -82,14 +82,6 @@ impl OpenOperation {
         self.host_only |= device_time == 0;
         self.host.end(time);
         self.device.end(device_time);
-    }
-
-    pub(super) fn set_untimed(&mut self) {
-        self.untimed = true;
-    }
-
-    pub(super) fn set_overtaken(&mut self) {
-        self.overtaken = true;
     }
 
     pub(super) fn network_start(&mut self, time: u64) {

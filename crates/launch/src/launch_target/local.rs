@@ -69,7 +69,8 @@ impl LaunchTarget for LocalTarget<'_> {
     fn plan(&mut self, attempt: u32, _: &[usize]) -> Result<AttemptSpec> {
         let placed = self.discovery.clone().plan(&self.config.source, &self.config.placement)?;
         // Only for rank 0 a free port is required, and it is reserved below.
-        let mut rendezvous = rank_env::planned_rendezvous(&self.config.rank_env, &placed, 1)?;
+        let options = &self.config.rank_env;
+        let mut rendezvous = rank_env::choose_rendezvous(options, &placed, 1, &|_| None)?;
         if self.config.rank_env.master_port.is_none() {
             self.port = None;
             let no_port = || LaunchError::NoPort { host: "this node".to_owned() };

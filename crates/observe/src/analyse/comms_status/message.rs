@@ -32,9 +32,14 @@ fn finding(
 ) -> Option<(Finding, Wait)> {
     let is_send = message.kind == OperationKind::Send;
     let peer = group.iter().find(|it| message.peer == Some(it.status.communicator.rank));
+    let own = member.status.communicator.rank;
+    // Whether the peer's oldest message is the other end of this one.
+    let is_counterpart = |theirs: &CurrentOperation| {
+        theirs.peer == Some(own) && theirs.kind != message.kind && theirs.index == message.index
+    };
     let state = match peer.map(|peer| (peer, peer.status.message.as_ref())) {
         None => PeerState::NoStatus,
-        Some((_, Some(theirs))) if is_counterpart(message, member, theirs) => PeerState::Posted,
+        Some((_, Some(theirs))) if is_counterpart(theirs) => PeerState::Posted,
         Some((peer, Some(theirs))) => {
             PeerState::WaitsIn(describe(theirs, &peer.status.communicator))
         }
@@ -56,14 +61,4 @@ fn finding(
     let message = wording::message(&own, (&what, is_send), seconds(age), (&peer, &state));
     let wait = Wait { waiting, blocked_by: ranks.clone() };
     Some((Finding { role: Role::Cause, ranks, age, message }, wait))
-}
-
-/// Whether the peer's oldest message is the other end of this one.
-fn is_counterpart(
-    message: &CurrentOperation,
-    member: &Member<'_>,
-    theirs: &CurrentOperation,
-) -> bool {
-    let own = member.status.communicator.rank;
-    theirs.peer == Some(own) && theirs.kind != message.kind && theirs.index == message.index
 }
