@@ -20,7 +20,7 @@ use anyhow::{Result, bail};
 use nccl_profiler_regatta::abi::v5::{
     CollectiveDetail, Detail, EventDescriptor, Profiler, ncclProfiler_v5,
 };
-use nccl_profiler_regatta::abi::{KernelChannel, ProxyOp, StateArguments, event, v4};
+use nccl_profiler_regatta::abi::{KernelChannel, ProxyOp, event, v4};
 use nccl_profiler_regatta::callbacks::state;
 use nccl_profiler_regatta::session;
 use regatta_benchmarks::{RunTimes, TempDir, report, stdout_of};
@@ -202,6 +202,7 @@ impl Host {
                 detail,
                 ..zeroed()
             };
+            let as_in_v4 = |event_type: u64, v4: v4::Detail| descriptor(event_type, Detail { v4 });
             let collective = CollectiveDetail { base, parent_group: null_mut() };
             let kernel_channel = KernelChannel { channel_id: 0, p_timer: host_now() };
             let pid = std::process::id() as i32;
@@ -212,8 +213,8 @@ impl Host {
                 calls,
                 pace,
                 collective: descriptor(event::COLLECTIVE, Detail { collective }),
-                channel: descriptor(event::KERNEL_CHANNEL, Detail { kernel_channel }),
-                transfer: descriptor(event::PROXY_OP, Detail { proxy_op }),
+                channel: as_in_v4(event::KERNEL_CHANNEL, v4::Detail { kernel_channel }),
+                transfer: as_in_v4(event::PROXY_OP, v4::Detail { proxy_op }),
             }
         }
     }
@@ -281,10 +282,9 @@ impl Host {
     }
 
     fn record(&self, handles: &[*mut c_void], state: i32, value: u64) -> Duration {
-        let arguments = StateArguments { value };
         self.run(|index| {
             // SAFETY: all pointers are valid.
-            unsafe { (self.table.record_event_state)(handles[index], state, &arguments) };
+            unsafe { (self.table.record_event_state)(handles[index], state, &value) };
         })
     }
 
