@@ -7,9 +7,6 @@ use super::{CommConfig, Irecv, Isend, Listen, Out, ProfilerCallback};
 use crate::NcclResult;
 use crate::log::Logger;
 
-/// Symbol of the table.
-pub const SYMBOL: &std::ffi::CStr = c"ncclNetPlugin_v10";
-
 /// `connect`, with the settings of the communicator.
 pub type Connect = unsafe extern "C" fn(
     device: c_int,

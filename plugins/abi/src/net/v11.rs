@@ -6,9 +6,6 @@ use super::{Close, CommConfig, Irecv, Isend, Out, ProfilerCallback, Unused};
 use crate::NcclResult;
 use crate::log::Logger;
 
-/// Symbol of the table.
-pub const SYMBOL: &std::ffi::CStr = c"ncclNetPlugin_v11";
-
 /// The properties of a NIC.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]

@@ -6,9 +6,6 @@ use super::{Connect, Listen, Object, Out};
 use crate::NcclResult;
 use crate::log::Logger;
 
-/// Symbol of the table.
-pub const SYMBOL: &std::ffi::CStr = c"ncclNetPlugin_v8";
-
 /// The properties of a NIC.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]

@@ -5,9 +5,6 @@ use super::{Connect, Listen, v8};
 use crate::NcclResult;
 use crate::log::Logger;
 
-/// Symbol of the table.
-pub const SYMBOL: &std::ffi::CStr = c"ncclNetPlugin_v9";
-
 /// `isend`.
 pub type Isend = v8::Isend<usize>;
 /// `irecv`.

@@ -1,8 +1,7 @@
 //! Version 5: NCCL 2.28 and later. Adds NVLink domains and the constants of NCCL's cost model to `init`;
 //! neither is used.
 
-use std::ffi::{c_int, c_void};
-use std::mem::offset_of;
+use std::ffi::c_void;
 
 use regatta_plugin_abi::NcclResult;
 use regatta_plugin_abi::log::Logger;
@@ -20,55 +19,9 @@ pub type Init = unsafe extern "C" fn(
     ranks: usize,
     nodes: usize,
     logger: Logger,
-    nvl_domains: *mut NvlDomainInfo,
-    constants: *mut Constants,
+    nvl_domains: *mut c_void,
+    constants: *mut c_void,
 ) -> NcclResult;
-
-/// NVLink domains of a communicator.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-#[allow(missing_docs, reason = "NCCL's own names")]
-pub struct NvlDomainInfo {
-    pub domains: c_int,
-    pub min_ranks: c_int,
-    pub max_ranks: c_int,
-}
-
-/// Numbers of algorithms, protocols, kinds of links, generations of GPUs and scales.
-const ALGORITHMS: usize = 7;
-const PROTOCOLS: usize = 3;
-const LINKS: usize = 3;
-const GENERATIONS: usize = 4;
-const SCALES: usize = 3;
-
-/// The constants of NCCL's cost model.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-#[allow(missing_docs, reason = "NCCL's own names")]
-pub struct Constants {
-    pub base_latencies: [[f64; PROTOCOLS]; ALGORITHMS],
-    pub hw_latencies: [[[f64; PROTOCOLS]; ALGORITHMS]; LINKS],
-    pub ll_max_bws: [[f64; SCALES]; GENERATIONS],
-    pub per_channel_max_ring_ll128_bws: [[f64; SCALES]; GENERATIONS],
-    pub per_channel_max_tree_ll128_bws: [[f64; SCALES]; GENERATIONS],
-    pub per_channel_max_tree_bws: [[f64; SCALES]; GENERATIONS],
-    pub per_channel_max_nvls_tree_bws: [[f64; SCALES]; GENERATIONS],
-}
-
-const _: () = {
-    type C = Constants;
-    assert!(size_of::<NvlDomainInfo>() == 12);
-    assert!(offset_of!(NvlDomainInfo, min_ranks) == 4);
-    assert!(offset_of!(NvlDomainInfo, max_ranks) == 8);
-    assert!(size_of::<C>() == 1152);
-    assert!(offset_of!(C, base_latencies) == 0);
-    assert!(offset_of!(C, hw_latencies) == 168);
-    assert!(offset_of!(C, ll_max_bws) == 672);
-    assert!(offset_of!(C, per_channel_max_ring_ll128_bws) == 768);
-    assert!(offset_of!(C, per_channel_max_tree_ll128_bws) == 864);
-    assert!(offset_of!(C, per_channel_max_tree_bws) == 960);
-    assert!(offset_of!(C, per_channel_max_nvls_tree_bws) == 1056);
-};
 
 /// The exported table.
 #[unsafe(no_mangle)]
@@ -82,8 +35,8 @@ unsafe extern "C" fn init(
     ranks: usize,
     nodes: usize,
     logger: Logger,
-    _nvl_domains: *mut NvlDomainInfo,
-    _constants: *mut Constants,
+    _nvl_domains: *mut c_void,
+    _constants: *mut c_void,
 ) -> NcclResult {
     // SAFETY: NCCL passes valid pointers.
     guard(|| unsafe { super::init(context, ranks, nodes, logger) })

@@ -109,14 +109,16 @@ impl Plugin {
                 ((*self.table.cast::<v4::Tuner>()).init)(ranks, nodes, logger(), &mut context)
             },
             _ => {
-                let mut domains =
-                    v5::NvlDomainInfo { domains: 1, min_ranks: 1, max_ranks: ranks as c_int };
-                // SAFETY: numbers may be zero.
-                let mut constants: v5::Constants = unsafe { std::mem::zeroed() };
+                // NVLink domains, and the least and most ranks of one.
+                let mut domains = [1, 1, ranks as c_int];
+                // The constants of NCCL's cost model.
+                let mut constants = [0.0f64; 144];
                 // SAFETY: as above.
                 unsafe {
                     let init = (*self.table.cast::<v5::Tuner>()).init;
-                    init(&mut context, 1, ranks, nodes, logger(), &mut domains, &mut constants)
+                    let domains = (&raw mut domains).cast();
+                    let constants = (&raw mut constants).cast();
+                    init(&mut context, 1, ranks, nodes, logger(), domains, constants)
                 }
             }
         };
