@@ -1,4 +1,4 @@
-//! Bars on a terminal: progress, parts of a whole, and the course of a value.
+//! Bars on a terminal: progress, and parts of a whole.
 
 use anstyle::Style;
 
@@ -36,15 +36,6 @@ pub fn stacked(parts: &[(char, Style, f64)], width: usize) -> StyledLine {
     line
 }
 
-/// The last values, one column each, relative to `max`.
-pub fn sparkline(values: &[f64], max: f64, width: usize) -> String {
-    let level = |value: &f64| {
-        let level = (value / max * LEVELS.len() as f64).ceil() as usize;
-        LEVELS[level.clamp(1, LEVELS.len()) - 1]
-    };
-    values[values.len().saturating_sub(width)..].iter().map(level).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -56,6 +47,5 @@ mod tests {
         assert_eq!([progress(7, 3, 2), progress(0, 0, 2)], ["██", "░░"]);
         let parts = [('a', PLAIN, 1.0), ('b', PLAIN, 1.0), ('c', PLAIN, 1.0)];
         assert_eq!(stacked(&parts, 10).render(false), "aaabbbbccc");
-        assert_eq!(sparkline(&[9.0, 0.0, 1.0, 4.5, 8.0, 99.0], 8.0, 5), "▁▁▅██");
     }
 }

@@ -1,6 +1,6 @@
 //! A terminal that is drawn again and again, as the text to write. The caller measures the terminal and
 //! writes each text at once, so that nothing flickers. Only sequences that every terminal since the VT100
-//! understands are used, except for the second screen of [`FullScreen`].
+//! understands are used.
 
 use crate::line::StyledLine;
 
@@ -103,47 +103,6 @@ impl InlineScreen {
 /// Erases the line with the cursor, for one that is drawn in place, such as a progress bar.
 pub const ERASE_LINE: &str = "\r\x1b[2K";
 
-/// The whole terminal: its second screen, so that the first one is as before at the end.
-#[derive(Debug, Default)]
-pub struct FullScreen {
-    size: Option<TerminalSize>,
-    rows: Vec<String>,
-}
-
-impl FullScreen {
-    /// Enters the second screen and hides the cursor.
-    pub const ENTER: &str = "\x1b[?1049h\x1b[?25l";
-    /// Restores the terminal, whatever is drawn: to be written at the end, and by handlers of signals.
-    pub const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
-
-    /// Draws lines from the first row on: only rows that differ from the last frame, all of them after
-    /// the size changed. Empty if nothing changed.
-    pub fn draw(&mut self, lines: &[StyledLine], size: TerminalSize, color: bool) -> String {
-        let mut text = String::new();
-        if self.size.replace(size) != Some(size) {
-            self.rows.clear();
-            text.push_str("\x1b[2J");
-        }
-        self.rows.resize(size.height, String::new());
-        for (row, shown) in self.rows.iter_mut().enumerate() {
-            let mut line = lines.get(row).cloned().unwrap_or_default();
-            // The last column stays empty, because terminals differ in whether a full line wraps.
-            line.truncate(size.width.saturating_sub(1), '…');
-            let line = line.render(color);
-            if line != *shown {
-                text.push_str(&format!("\x1b[{};1H{line}\x1b[K", row + 1));
-                *shown = line;
-            }
-        }
-        text
-    }
-
-    /// Has the next frame paint every row: after a stop (Ctrl-Z) the terminal shows something else.
-    pub fn invalidate(&mut self) {
-        self.size = None;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,22 +110,6 @@ mod tests {
 
     fn lines(texts: &[&str]) -> Vec<StyledLine> {
         texts.iter().map(|text| StyledLine::new(*text, PLAIN)).collect()
-    }
-
-    #[test]
-    fn only_rows_that_differ_are_painted_until_the_size_changes() {
-        let mut screen = FullScreen::default();
-        let size = TerminalSize { width: 6, height: 3 };
-        let first = screen.draw(&lines(&["a", "b"]), size, false);
-        assert_eq!(first, "\x1b[2J\x1b[1;1Ha\x1b[K\x1b[2;1Hb\x1b[K");
-        assert_eq!(screen.draw(&lines(&["a", "b"]), size, false), "");
-        let third = screen.draw(&lines(&["a", "", "abcdefgh", "below"]), size, false);
-        assert_eq!(third, "\x1b[2;1H\x1b[K\x1b[3;1Habcd…\x1b[K");
-        let resized = TerminalSize { width: 20, height: 2 };
-        let all = screen.draw(&lines(&["a", "b"]), resized, false);
-        assert_eq!(all, first);
-        screen.invalidate();
-        assert_eq!(screen.draw(&lines(&["a", "b"]), resized, false), first);
     }
 
     #[test]
