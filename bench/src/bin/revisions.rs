@@ -19,32 +19,25 @@ const ROUNDS: usize = 15;
 /// First steps of a training, which are not counted.
 const WARM_UP_STEPS: u64 = 20;
 
-/// A case: its name, its arguments, and the time that its run folder records.
-type Case = (&'static str, &'static str, fn(&Path, Duration) -> Result<Duration>);
+/// Reads a time from the run folder, or takes that of the whole command.
+type TimeOf = fn(&Path, Duration) -> Result<Duration>;
 
-const CASES: [Case; 5] = [
-    ("launch of two ranks", "launch -n 2 --run-dir RUN -- true", |_, elapsed| Ok(elapsed)),
-    (
-        "training step",
-        "train --run-dir RUN train.steps=60 eval_interval=0 checkpoint.interval=0",
-        |folder, _| time_of_step(folder),
-    ),
-    (
-        "all-reduce of 8 B",
-        "bench all-reduce -b 8 -e 8 -c 0 -n 20000 -w 1000 --backend host --ranks 2 --run-dir RUN",
-        |folder, _| time_of_call(folder),
-    ),
-    (
-        "all-reduce of 32 KiB",
-        "bench all-reduce -b 32K -e 32K -c 0 -n 5000 -w 500 --backend host --ranks 2 --run-dir RUN",
-        |folder, _| time_of_call(folder),
-    ),
-    (
-        "all-reduce of 16 MiB",
-        "bench all-reduce -b 16M -e 16M -c 0 -n 50 -w 10 --backend host --ranks 2 --run-dir RUN",
-        |folder, _| time_of_call(folder),
-    ),
-];
+/// Names, arguments and times.
+fn cases() -> [(String, String, TimeOf); 5] {
+    let all_reduce = |size: &str, calls: u32| -> (String, String, TimeOf) {
+        let options = format!("-b {size} -e {size} -c 0 -n {calls} --backend host --ranks 2");
+        let arguments = format!("bench all-reduce {options} --run-dir RUN");
+        (format!("all-reduce of {size}"), arguments, |folder, _| time_of_call(folder))
+    };
+    let training = "train --run-dir RUN train.steps=60 eval_interval=0 checkpoint.interval=0";
+    [
+        ("launch".into(), "launch -n 2 --run-dir RUN -- true".into(), |_, elapsed| Ok(elapsed)),
+        ("training step".into(), training.into(), |folder, _| time_of_step(folder)),
+        all_reduce("8", 20_000),
+        all_reduce("32K", 5000),
+        all_reduce("16M", 50),
+    ]
+}
 
 fn main() -> Result<()> {
     let [older, newer] = [1, 2].map(|at| std::env::args_os().nth(at).map(PathBuf::from));
@@ -53,26 +46,21 @@ fn main() -> Result<()> {
     };
     let (rounds, dir) = (number_argument(3, ROUNDS)?, TempDir::new()?);
     let folder = dir.path().join("run");
-    for (name, arguments, time) in CASES {
+    for (name, arguments, time) in cases() {
         let mut contenders = [&newer, &older].map(|binary| Contender {
             every: 1,
-            work: Box::new(|| run(binary, &folder, arguments, time)),
+            work: Box::new(|| run(binary, &folder, &arguments, time)),
         });
         // A warm-up round, so that all files are in the page cache.
         interleave(&mut contenders, 1)?;
         let times = interleave(&mut contenders, rounds)?;
-        report(name, times[0], &[("the older binary", times[1])])?;
+        report(&name, times[0], &[("the older binary", times[1])])?;
     }
     Ok(())
 }
 
 /// One run in a new run folder.
-fn run(
-    binary: &Path,
-    folder: &Path,
-    arguments: &str,
-    time: fn(&Path, Duration) -> Result<Duration>,
-) -> Result<Duration> {
+fn run(binary: &Path, folder: &Path, arguments: &str, time: TimeOf) -> Result<Duration> {
     let mut command = Command::new(binary);
     let words = arguments
         .split(' ')

@@ -268,7 +268,30 @@ fn create_folder(given: Option<&str>, job: &mut BatchJob) -> Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+    use crate::cli::{Cli, Command, LaunchArgs};
+
+    #[test]
+    fn options_of_the_script_mean_the_same_to_launch() {
+        let words = "regatta submit -N 2 -t 1h --system lumi-g --without FI_CXI_ATS \
+                     --ranks-per-node 3 --check-net --require-net cxi --profile=network \
+                     --net-plugin regatta -- python train.py";
+        let Command::Submit(args) = Cli::parse_from(words.split_whitespace()).command else {
+            panic!("another command")
+        };
+        let site = Site::detect(args.system.as_deref(), &[]).unwrap();
+        let options = launch_options(&args, &site).unwrap().join(" ");
+        let launch = LaunchArgs::of_option(Some(&options)).unwrap().into_options().unwrap();
+        let (job, parts) = (&launch.job, &launch.parts);
+        assert_eq!(job.placement.job.ranks_per_node, Some(3));
+        assert_eq!(job.source.site.as_deref(), Some("lumi-g"), "{options}");
+        assert!(parts.check_net && parts.require_net.is_some(), "{options}");
+        assert!(parts.plugins.profile == args.plugins.profile && args.plugins.profile.is_some());
+        assert_eq!(parts.plugins.net_plugin, args.plugins.net_plugin);
+        assert_eq!(job.rank_env.without, ["FI_CXI_ATS"]);
+    }
 
     #[test]
     fn job_is_named_after_its_program() {
