@@ -59,8 +59,9 @@ const CAMPAIGNS: [Campaign; 11] = [
     },
     Campaign {
         name: "collectives",
-        about: "every combination of collective, type, reduction, root, counts and size, on all communicators",
-        arguments: "-p regatta-comm --test integration -- --nocapture sampled_combinations",
+        about: "every combination of collective, type, reduction, root, counts and size, on all communicators, \
+                and all schedules of 1000 ranks",
+        arguments: "-p regatta-comm --test integration -- --nocapture sampled_combinations for_1000_ranks",
         variables: &[("REGATTA_TEST_CASES", "1000000")],
         cases: None,
     },
