@@ -15,7 +15,7 @@ use anyhow::Result;
 const HELP: &str = "\
 cargo xtask test    install the packages that tests need (Debian or Ubuntu, as root), then check
                     formatting and lints, run all tests and build the documentation; usually
-                    12 minutes on two cores
+                    13 minutes on two cores
 cargo xtask test NAME...
                     build all, and run only the test programs and modules whose names contain a NAME, such as
                     \"regatta cluster\" or train_faults, isolated from each other

@@ -31,7 +31,7 @@ pub fn format() -> Result<()> {
 pub fn lint() -> Result<()> {
     let mut clippy = cargo();
     clippy.args(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]);
-    announce(3, "lint", "3 min in a clean clone");
+    announce(3, "lint", "1 min in a clean clone");
     run("lint", &mut clippy)
 }
 
@@ -52,7 +52,7 @@ fn check_plugins(binary: &Path) -> Result<()> {
 /// Checks the symbols of the binary, and runs all tests, also after a failure, beside the build of the
 /// documentation.
 pub fn tests(available: Available) -> Result<()> {
-    announce(4, "tests and documentation", "9 min");
+    announce(4, "tests and documentation", "12 min in a clean clone");
     let build = test_programs::build_tests()?;
     glibc::check_symbols(&build.binary)?;
     check_plugins(&build.binary)?;
